@@ -1,0 +1,1 @@
+"""Client library of kvd, for the processes of an inference engine."""

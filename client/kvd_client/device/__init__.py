@@ -1,0 +1,1 @@
+"""The only door to memory: devices, streams, fences and descriptors."""

@@ -1,0 +1,1 @@
+"""The host device: an arena in shared memory, streams played by threads."""

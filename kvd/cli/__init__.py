@@ -1,0 +1,1 @@
+"""The kvd command, one module per subcommand."""

@@ -1,0 +1,1 @@
+"""What a model needs stored: layers, parts and lifetimes."""

@@ -1,0 +1,1 @@
+"""Operations in, results and effects out: the log of one stage."""

@@ -1,0 +1,74 @@
+"""Errors of the daemon and the command line.
+
+KvdError (kvd_proto.errors)
++-- DeclareError     the model's configuration cannot be turned into layers; the model's or caller's fault
++-- PlanError        the layers cannot share an arena as declared; names the layer
++-- SizeError        the numbers do not fit; names the number and what would be right
++-- SettingError     a setting is unknown, does not parse or is out of range
++-- FileError        a file is missing, unreadable or not what it should be
++-- OperationError   an operation names something wrong; nothing was changed
++-- SessionError     a message from a peer that has no right to it now
++-- ServeError       the daemon or holder cannot start or be reached
++-- InvariantError   kvd's own state is broken; work stops
+"""
+
+from kvd_proto.errors import ErrorCode, KvdError
+
+
+class DeclareError(KvdError):
+    """The model's configuration cannot be turned into layers."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=ErrorCode.BAD_MODEL)
+
+
+class PlanError(KvdError):
+    """The declared layers cannot share an arena."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=ErrorCode.BAD_MODEL)
+
+
+class SizeError(KvdError):
+    """The byte budget or another sizing input does not fit the plan."""
+
+    def __init__(self, message: str, *, short_bytes: int = 0) -> None:
+        super().__init__(message, code=ErrorCode.BAD_MODEL)
+        self.short_bytes = short_bytes
+
+
+class SettingError(KvdError):
+    """A setting is unknown, does not parse or is out of range."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=ErrorCode.BAD_SETTING)
+
+
+class FileError(KvdError):
+    """A file is missing, unreadable or not what it should be."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=ErrorCode.BAD_FILE)
+
+
+class OperationError(KvdError):
+    """An operation is wrong use; it names the value and changed nothing."""
+
+    def __init__(self, message: str, *, code: ErrorCode = ErrorCode.BAD_ARGUMENT) -> None:
+        super().__init__(message, code=code)
+
+
+class SessionError(KvdError):
+    """A message from a peer that has no right to send it now."""
+
+
+class ServeError(KvdError):
+    """The daemon or the holder cannot start, or cannot be reached."""
+
+
+class InvariantError(KvdError):
+    """A named invariant does not hold; the state is no longer trustworthy."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}", code=ErrorCode.INVARIANT)
+        self.name = name

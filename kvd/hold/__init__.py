@@ -1,0 +1,1 @@
+"""The holder process, which keeps descriptors alive."""

@@ -1,0 +1,1 @@
+"""Which parts share a band, and in which order the bands lie."""

@@ -1,0 +1,1 @@
+"""What fits: layout search over bands on their unit grids."""

@@ -1,0 +1,1 @@
+"""Sockets, sessions and the loop around the engine."""

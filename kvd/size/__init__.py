@@ -1,0 +1,1 @@
+"""How much from one byte budget: floors, targets and fixed allocations."""

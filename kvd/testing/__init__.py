@@ -1,0 +1,1 @@
+"""Shipped test kit: workload replay and what it needs."""

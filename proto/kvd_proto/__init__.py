@@ -1,0 +1,1 @@
+"""What crosses a process boundary between kvd and its clients."""

@@ -1,0 +1,86 @@
+"""The error tree's root and the stable codes that cross the wire.
+
+KvdError                 root of every error that kvd raises, here, in the daemon and in the client
+"""
+
+from enum import StrEnum
+
+
+class ErrorCode(StrEnum):
+    """Stable names of what can go wrong; a code never changes its meaning."""
+
+    BAD_FRAME = "BAD_FRAME"
+    """A message that cannot be decoded, or with another number of frames than two."""
+    FRAME_TOO_LARGE = "FRAME_TOO_LARGE"
+    """A message over the frame cap."""
+    BAD_VERSION = "BAD_VERSION"
+    """No protocol version in common."""
+    BAD_HELLO = "BAD_HELLO"
+    """A hello whose values contradict themselves or the daemon's settings."""
+    BAD_MODEL = "BAD_MODEL"
+    """A model declaration that cannot be read, planned or sized."""
+    GROUP_MISMATCH = "GROUP_MISMATCH"
+    """A hello that differs from what the group's other ranks declared."""
+    RANK_TAKEN = "RANK_TAKEN"
+    """A hello for a rank that is attached already."""
+    GROUP_INCOMPLETE = "GROUP_INCOMPLETE"
+    """The other ranks of the group did not come before the deadline."""
+    BUSY = "BUSY"
+    """Memory of an earlier incarnation is not quiet yet."""
+    FENCED = "FENCED"
+    """A stale epoch, token or incarnation; nothing was changed."""
+    FORBIDDEN = "FORBIDDEN"
+    """The peer's credentials or role do not allow this."""
+    BAD_INDEX = "BAD_INDEX"
+    """A batch whose program index is neither the next one nor a repetition."""
+    BAD_REQUEST_ID = "BAD_REQUEST_ID"
+    """A request id that is zero, negative, repeated or not ascending."""
+    UNKNOWN_REQUEST = "UNKNOWN_REQUEST"
+    """A request id that no admitted, unfinished request has."""
+    BAD_ARGUMENT = "BAD_ARGUMENT"
+    """Any other argument outside its range."""
+    BAD_PAGE = "BAD_PAGE"
+    """A page that is not bound: the sink, out of range, or freed already."""
+    STEP_ORDER = "STEP_ORDER"
+    """A launch or processed notice out of order."""
+    STEP_IN_FLIGHT = "STEP_IN_FLIGHT"
+    """An operation that has to wait until the launched step is processed."""
+    DIVERGED = "DIVERGED"
+    """Mirrored ranks sent different operations."""
+    RANK_LOST = "RANK_LOST"
+    """A rank of the incarnation ended or reported that it cannot go on."""
+    POISONED = "POISONED"
+    """This stub failed while it applied effects; its rank is reported as lost."""
+    TIMED_OUT = "TIMED_OUT"
+    """An answer or a signal did not come before its deadline."""
+    UNREACHABLE = "UNREACHABLE"
+    """No daemon, holder or helper answers at the given path."""
+    BAD_SETTING = "BAD_SETTING"
+    """A setting that is unknown, does not parse or is out of range."""
+    BAD_FILE = "BAD_FILE"
+    """A file that is missing, unreadable or not what its name promises."""
+    DRAINING = "DRAINING"
+    """The daemon is stopping and takes nothing new."""
+    INVARIANT = "INVARIANT"
+    """A broken invariant: the state is no longer trustworthy."""
+    INTERNAL = "INTERNAL"
+    """A fault of kvd itself."""
+
+
+class KvdError(Exception):
+    """Root of all errors of kvd; carries a stable code and whether trying again can help."""
+
+    def __init__(
+        self, message: str, *, code: ErrorCode = ErrorCode.INTERNAL, retry: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.retry = retry
+
+
+class FrameError(KvdError):
+    """A frame cannot be decoded; the sender's fault."""
+
+    def __init__(self, message: str, *, code: ErrorCode = ErrorCode.BAD_FRAME) -> None:
+        super().__init__(message, code=code)
