@@ -1,0 +1,192 @@
+"""Control messages: how peers meet, prove who they are, part, and look in from outside."""
+
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import msgspec
+
+from kvd_proto.memory import DeclaredModel, SizingInputs, StoragePlan
+
+
+class Role(StrEnum):
+    """What a session may do."""
+
+    SCHEDULER = "scheduler"
+    """Sends operations, and applies effects if its process launches the rank's forwards."""
+    WORKER = "worker"
+    """Applies effects, sends no operations."""
+    OBSERVER = "observer"
+    """Reads statistics only."""
+    ADMIN = "admin"
+    """Reads statistics and ends incarnations."""
+
+
+class Mode(StrEnum):
+    """How the ranks of a stage agree; the same for all of them."""
+
+    MIRRORED = "mirrored"
+    """Every rank sends the same operations; the first to come is decided, the rest are compared."""
+    LEADER = "leader"
+    """One rank sends operations, the others follow the log."""
+    FOLLOWER = "follower"
+    """This rank sends no operations and follows the log."""
+
+
+class MessageKind(StrEnum):
+    """What the body frame of a message holds."""
+
+    HELLO = "hello"
+    WELCOME = "welcome"
+    BATCH = "batch"
+    FOLLOW = "follow"
+    REPLY = "reply"
+    FACT = "fact"
+    PING = "ping"
+    BYE = "bye"
+    ACK = "ack"
+    ERROR = "error"
+    STATS = "stats"
+    HEALTH = "health"
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True):
+    """First frame of every message; the body is the second and last.
+
+    From a client: ``epoch`` and ``token`` of its welcome (0 before it), the program index of the
+    batch's first operation, the position up to which this rank has applied. From the daemon: its
+    epoch, the token it answers, the next program index it expects, the end of the log.
+    """
+
+    kind: MessageKind
+    epoch: int = 0
+    token: int = 0
+    index: int = 0
+    position: int = 0
+
+
+class Control(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all control messages."""
+
+
+class Hello(Control, frozen=True, tag="hello", omit_defaults=True):
+    """First message of a rank. Every rank of a group declares the whole; digests must match.
+
+    ``ticket`` proves which process is speaking: the daemon hands it out over its descriptor socket,
+    where the kernel vouches for the peer. ``declare`` is a Hugging Face config as a mapping, or the
+    layers' parts. ``pid`` and ``started_at`` are for display.
+    """
+
+    version_min: int
+    version_max: int
+    build: str
+    ticket: int
+    group: str
+    role: Role = Role.SCHEDULER
+    mode: Mode = Mode.MIRRORED
+    stage: int = 0
+    rank: int = 0
+    tp: int = 1
+    pp: int = 1
+    program: int = 0
+    declare: dict[str, Any] | DeclaredModel | None = None
+    draft: dict[str, Any] | None = None
+    sizing: SizingInputs = SizingInputs()
+    gpu_uuid: str = ""
+    pid: int = 0
+    started_at: str = ""
+
+
+class Welcome(Control, frozen=True, tag="welcome", omit_defaults=True):
+    """Answer to a hello once all ranks of the group are there."""
+
+    version: int
+    build: str
+    epoch: int
+    token: int
+    incarnation: int
+    heartbeat_ms: int
+    frame_bytes_max: int
+    next_index: int
+    position: int
+    asked_bytes: int
+    granted_bytes: int
+    minimum_rank: int
+    plan: StoragePlan
+
+
+class Ping(Control, frozen=True, tag="ping", omit_defaults=True):
+    """Proof of life of an idle client."""
+
+
+class Bye(Control, frozen=True, tag="bye", omit_defaults=True):
+    """The rank leaves on purpose, which ends its incarnation."""
+
+    reason: str = "detached"
+
+
+class Ack(Control, frozen=True, tag="ack", omit_defaults=True):
+    """The message was taken in; there is nothing to say about it."""
+
+
+class ErrorReply(Control, frozen=True, tag="error", omit_defaults=True):
+    """An error: stable code, one sentence naming the value, and whether trying again can help."""
+
+    code: str
+    message: str
+    retry: bool = False
+
+
+class StatsRequest(Control, frozen=True, tag="stats_request", omit_defaults=True):
+    """Ask the read-only socket for statistics."""
+
+
+class HealthRequest(Control, frozen=True, tag="health_request", omit_defaults=True):
+    """Ask the read-only socket whether the daemon's loop is alive, and what it waits for."""
+
+
+class Ticket(Control, frozen=True, tag="ticket", omit_defaults=True):
+    """What the descriptor socket says first: the number to put into the hello."""
+
+    ticket: int
+    epoch: int
+
+
+class FetchDescriptors(Control, frozen=True, tag="fetch", omit_defaults=True):
+    """Ask the descriptor socket for the arena and the fence page of a session."""
+
+    token: int
+
+
+class Descriptors(Control, frozen=True, tag="descriptors", omit_defaults=True):
+    """Answer to a fetch; the file descriptors ride along in the order of ``names``."""
+
+    names: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+
+
+AnyControl: TypeAlias = (
+    Hello
+    | Welcome
+    | Ping
+    | Bye
+    | Ack
+    | ErrorReply
+    | StatsRequest
+    | HealthRequest
+    | Ticket
+    | FetchDescriptors
+    | Descriptors
+)
+CONTROL_TYPES: tuple[type[Control], ...] = (
+    Hello,
+    Welcome,
+    Ping,
+    Bye,
+    Ack,
+    ErrorReply,
+    StatsRequest,
+    HealthRequest,
+    Ticket,
+    FetchDescriptors,
+    Descriptors,
+)

@@ -1,0 +1,140 @@
+"""Operations: what a program asks of its stage, each logged, numbered and compared singly.
+
+Lists of request ids are raw little-endian int64 arrays, token counts raw little-endian int32 arrays.
+An operation whose ``requests`` is empty means the program's standing set: the requests that its
+``standing`` operations put there and that are not freed. Nothing in a body names a process, a rank,
+a clock or a host.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+
+class Operation(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of all operations."""
+
+
+class Admit(Operation, frozen=True, array_like=True, tag="admit"):
+    """Introduce requests and ask for their whole demand; each gets a verdict of its own.
+
+    ``take_tokens`` names the first chunk that a request which fits is granted at once; empty for
+    none. ``chunk_tokens`` bounds every later take of these requests and so prices their windows;
+    0 means the chunk that the stage was sized with.
+    """
+
+    requests: bytes
+    prompt_tokens: bytes
+    new_tokens_max: bytes
+    take_tokens: bytes = b""
+    chunk_tokens: int = 0
+
+
+class Standing(Operation, frozen=True, array_like=True, tag="standing"):
+    """Change the program's standing set; freed requests leave it by themselves."""
+
+    add: bytes = b""
+    remove: bytes = b""
+
+
+class Take(Operation, frozen=True, array_like=True, tag="take"):
+    """Grow requests by tokens, all or nothing; pages and slots come ready to be written.
+
+    Every request grows by ``tokens``, or by its own entry of ``tokens_each``.
+    """
+
+    requests: bytes = b""
+    tokens: int = 1
+    tokens_each: bytes = b""
+
+
+class Advance(Operation, frozen=True, array_like=True, tag="advance"):
+    """State that requests have computed more tokens; rows that left their windows are freed."""
+
+    requests: bytes = b""
+    tokens: int = 1
+    tokens_each: bytes = b""
+
+
+class Free(Operation, frozen=True, array_like=True, tag="free"):
+    """End requests: their pages, slots, rows and reservations come back."""
+
+    requests: bytes
+
+
+class Relief(Operation, frozen=True, array_like=True, tag="relief"):
+    """Make room for a demand in units per band, chain order, without taking it."""
+
+    demand_units: tuple[int, ...]
+
+
+class Launch(Operation, frozen=True, array_like=True, tag="launch"):
+    """Notice that a forward was launched after the effects up to ``position``."""
+
+    step: int
+    position: int
+
+
+class Processed(Operation, frozen=True, array_like=True, tag="processed"):
+    """Notice that a forward is over and its result was handled."""
+
+    step: int
+
+
+class Idle(Operation, frozen=True, array_like=True, tag="idle"):
+    """Notice that the program launches nothing before its next batch."""
+
+
+class BatchEnd(Operation, frozen=True, array_like=True, tag="batch_end"):
+    """End of a batch: merges what it freed, and gates the daemon's own entries."""
+
+
+AnyOperation: TypeAlias = (
+    Admit | Standing | Take | Advance | Free | Relief | Launch | Processed | Idle | BatchEnd
+)
+OPERATION_TYPES: tuple[type[Operation], ...] = (
+    Admit,
+    Standing,
+    Take,
+    Advance,
+    Free,
+    Relief,
+    Launch,
+    Processed,
+    Idle,
+    BatchEnd,
+)
+
+
+class Fact(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of all facts: one-way, idempotent statements of one rank, never compared."""
+
+
+class StepAborted(Fact, frozen=True, array_like=True, tag="step_aborted"):
+    """The rank left this step's launch by an exception; what the step wrote is unknown."""
+
+    step: int
+
+
+class RankFailed(Fact, frozen=True, array_like=True, tag="rank_failed"):
+    """The rank cannot go on; its incarnation ends."""
+
+    reason: str
+
+
+AnyFact: TypeAlias = StepAborted | RankFailed
+FACT_TYPES: tuple[type[Fact], ...] = (StepAborted, RankFailed)
+
+
+class OwnEntry(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of the daemon's own entries, which enter the log at a gate."""
+
+
+class IncarnationEnd(OwnEntry, frozen=True, array_like=True, tag="incarnation_end"):
+    """The incarnation is over; the last entry of its log."""
+
+    cause: str
+
+
+AnyOwnEntry: TypeAlias = IncarnationEnd
+OWN_ENTRY_TYPES: tuple[type[OwnEntry], ...] = (IncarnationEnd,)

@@ -1,0 +1,265 @@
+"""Outcomes: what an entry of the log decided, as a logical result and as effects for the device.
+
+Ids travel once, as columns: little-endian int32 arrays laid end to end in ``Outcome.columns`` with
+their lengths in ``Outcome.lengths``. A result or an effect names a column by its place in that list,
+so effects refer to what the result granted instead of repeating it. ``NO_COLUMN`` stands for none.
+"""
+
+from enum import IntEnum, StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+NO_COLUMN = -1
+
+
+class Verdict(IntEnum):
+    """Answer to one admitted request."""
+
+    FITS = 0
+    """The whole demand is promised: its takes succeed."""
+    WAIT = 1
+    """It does not fit now, and something outstanding will give memory back."""
+    UNSCHEDULABLE = 2
+    """It fits no empty arena, or nothing outstanding could ever make it fit."""
+
+
+class Reason(StrEnum):
+    """Why a demand was refused."""
+
+    NO_BYTES = "NO_BYTES"
+    """No layout of the arena holds what is live, promised and asked."""
+    NEEDS_REARRANGEMENT = "NEEDS_REARRANGEMENT"
+    """A layout exists, but only after live pages move, which this build does not do yet."""
+    NO_IDS = "NO_IDS"
+    """The owner's virtual pages, or the state band's slots, are all in use or promised."""
+    NO_ROWS = "NO_ROWS"
+    """Every request row is in use."""
+    TOO_LONG = "TOO_LONG"
+    """The request is longer than the context length that the stage was sized for."""
+
+
+# ---- effects --------------------------------------------------------------------------------
+
+
+class Effect(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of all effects: one thing that the rank's device must do, in order."""
+
+
+class Zero(Effect, frozen=True, array_like=True, tag="zero"):
+    """Fill whole units of a band with zero bytes; ``units`` is a column of physical units."""
+
+    band: int
+    units: int
+
+
+class WriteMap(Effect, frozen=True, array_like=True, tag="write_map"):
+    """Write a band's virtual-to-physical map; without a ``physical`` column: the sink."""
+
+    band: int
+    virtual: int
+    physical: int = NO_COLUMN
+
+
+class WriteRows(Effect, frozen=True, array_like=True, tag="write_rows"):
+    """Write virtual pages into the request table at (row, place), column by column."""
+
+    rows: int
+    places: int
+    virtual: int
+
+
+class WriteSlots(Effect, frozen=True, array_like=True, tag="write_slots"):
+    """Write the virtual state slots of request rows."""
+
+    rows: int
+    virtual: int
+
+
+class Move(Effect, frozen=True, array_like=True, tag="move"):
+    """Copy whole units of a band; sources and destinations are disjoint columns."""
+
+    band: int
+    sources: int
+    destinations: int
+
+
+class Wait(Effect, frozen=True, array_like=True, tag="wait"):
+    """Make the allocator stream wait for a step of this rank."""
+
+    step: int
+
+
+class ResetRows(Effect, frozen=True, array_like=True, tag="reset_rows"):
+    """Have the next launch reset the request-scoped device state of rows, on its own stream."""
+
+    rows: int
+
+
+class ClearSlots(Effect, frozen=True, array_like=True, tag="clear_slots"):
+    """Have the next launch clear state slots before its kernels, on its own stream."""
+
+    units: int
+
+
+class Copy(Effect, frozen=True, array_like=True, tag="copy"):
+    """Copy units between the arena and a host pool on a named stream."""
+
+    stream: str
+    band: int
+    units: int
+    host_units: int
+
+
+AnyEffect: TypeAlias = (
+    Zero | WriteMap | WriteRows | WriteSlots | Move | Wait | ResetRows | ClearSlots | Copy
+)
+EFFECT_TYPES: tuple[type[Effect], ...] = (
+    Zero,
+    WriteMap,
+    WriteRows,
+    WriteSlots,
+    Move,
+    Wait,
+    ResetRows,
+    ClearSlots,
+    Copy,
+)
+Segment: TypeAlias = tuple[AnyEffect, ...]
+
+
+# ---- results --------------------------------------------------------------------------------
+
+
+class Result(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of all results: the logical answer to one entry."""
+
+
+class Done(Result, frozen=True, array_like=True, tag="done"):
+    """The entry took effect and there is nothing to say about it."""
+
+
+class Refusal(Result, frozen=True, array_like=True, tag="refusal"):
+    """An expected no: nothing was changed, and this is why.
+
+    ``request`` is the request it is about (0: the operation as a whole). ``units_short`` and
+    ``bytes_short`` are what the named band lacks (0 where a number would mislead). ``obstacle``
+    says what is in the way and ``remover`` who could remove it.
+    """
+
+    reason: Reason
+    stage: int
+    band: str = ""
+    request: int = 0
+    units_short: int = 0
+    bytes_short: int = 0
+    obstacle: str = ""
+    remover: str = ""
+    waiting_helps: bool = False
+
+
+class AdmitResult(Result, frozen=True, array_like=True, tag="admitted"):
+    """Verdicts, one each in the order asked, and a refusal for each that is not FITS.
+
+    ``verdicts`` and ``rows`` are columns; the row of a request that does not fit is 0. The other
+    columns are those of a take, for the chunks granted with the verdict.
+    """
+
+    verdicts: int
+    rows: int
+    refusals: tuple[Refusal, ...] = ()
+    page_rows: int = NO_COLUMN
+    page_places: int = NO_COLUMN
+    virtual: int = NO_COLUMN
+    physical: tuple[int, ...] = ()
+
+
+class TakeResult(Result, frozen=True, array_like=True, tag="taken"):
+    """The pages granted: for each its row, its place in the row and its virtual page.
+
+    ``physical`` holds one column per band in chain order; a state band's column lists slots, a band
+    without new units has ``NO_COLUMN``. All columns are ``NO_COLUMN`` when no request crossed a page.
+    """
+
+    page_rows: int = NO_COLUMN
+    page_places: int = NO_COLUMN
+    virtual: int = NO_COLUMN
+    physical: tuple[int, ...] = ()
+
+
+class Freed(Result, frozen=True, array_like=True, tag="freed"):
+    """Units that came back per band, chain order."""
+
+    units: tuple[int, ...]
+
+
+class Skipped(Result, frozen=True, array_like=True, tag="skipped"):
+    """Not decided, because it names a request whose admission in this batch was refused."""
+
+    request: int
+
+
+class NotRun(Result, frozen=True, array_like=True, tag="not_run"):
+    """Not decided, because an earlier operation of the batch was wrong use."""
+
+
+class Failed(Result, frozen=True, array_like=True, tag="failed"):
+    """Wrong use: nothing was changed, and the rest of the batch was not run."""
+
+    code: str
+    message: str
+
+
+AnyResult: TypeAlias = (
+    Done | Refusal | AdmitResult | TakeResult | Freed | Skipped | NotRun | Failed
+)
+RESULT_TYPES: tuple[type[Result], ...] = (
+    Done,
+    Refusal,
+    AdmitResult,
+    TakeResult,
+    Freed,
+    Skipped,
+    NotRun,
+    Failed,
+)
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """One entry's result and effects, with the columns they refer to.
+
+    The effects of a segment can be redone together harmlessly: none of them writes bytes that an
+    earlier one of the same segment reads.
+    """
+
+    result: AnyResult
+    segments: tuple[Segment, ...] = ()
+    lengths: tuple[int, ...] = ()
+    columns: bytes = b""
+
+
+FACT_PROGRAM = -1
+"""Stands where an entry's program would stand, for a fact."""
+
+OWN_PROGRAM = -2
+"""Stands where an entry's program would stand, for the daemon's own entries."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of the log as ranks receive it.
+
+    ``digest`` is that of the decided body, so that a mirrored rank compares it with the operation
+    it sent before it applies anything.
+    """
+
+    program: int
+    index: int
+    digest: int
+    outcome: Outcome
+
+
+class BatchReply(msgspec.Struct, frozen=True, array_like=True):
+    """All entries behind the rank's cursor, oldest first; the first stands at ``position``."""
+
+    position: int
+    entries: tuple[Entry, ...]

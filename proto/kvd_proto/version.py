@@ -1,0 +1,10 @@
+"""The protocol version, and which versions this build can speak."""
+
+PROTOCOL_VERSION = 1
+"""Raised by every change that an older peer would misread; golden bytes change with it."""
+
+PROTOCOL_VERSION_MIN = 1
+"""The oldest version that this build still answers."""
+
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+"""Default cap of one frame: a prompt of a million tokens at page size 1 needs 12 MiB of columns."""
