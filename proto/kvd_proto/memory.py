@@ -59,7 +59,7 @@ class ModelRole(StrEnum):
 # Declarations. Sizes are those of one rank: whoever declares parts has divided heads by TP already.
 
 
-class AttentionPart(Struct, frozen=True, omit_defaults=True, tag="attention"):
+class AttentionPart(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="attention"):
     """Keys and values of one layer, one row each per token."""
 
     kv_head_count: int
@@ -72,7 +72,7 @@ class AttentionPart(Struct, frozen=True, omit_defaults=True, tag="attention"):
     """Tokens the layer looks back; None: all of them."""
 
 
-class LatentPart(Struct, frozen=True, omit_defaults=True, tag="latent"):
+class LatentPart(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="latent"):
     """One latent row per token, as MLA stores it; the value is a prefix of the row."""
 
     element_count: int
@@ -83,14 +83,14 @@ class LatentPart(Struct, frozen=True, omit_defaults=True, tag="latent"):
     window_tokens: int | None = None
 
 
-class StateTensor(Struct, frozen=True):
+class StateTensor(Struct, frozen=True, kw_only=True):
     """One tensor of a layer's recurrent or convolution state, for one request."""
 
     shape: tuple[int, ...]
     dtype: DType
 
 
-class StatePart(Struct, frozen=True, omit_defaults=True, tag="state"):
+class StatePart(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="state"):
     """The fixed-size state of one layer: convolution tails, then the recurrent tensor."""
 
     conv: tuple[StateTensor, ...] = ()
@@ -100,7 +100,7 @@ class StatePart(Struct, frozen=True, omit_defaults=True, tag="state"):
 Part: TypeAlias = AttentionPart | LatentPart | StatePart
 
 
-class LayerDecl(Struct, frozen=True, omit_defaults=True):
+class LayerDecl(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one layer needs: no part, an attention part, a state part, or both."""
 
     parts: tuple[Part, ...] = ()
@@ -108,7 +108,7 @@ class LayerDecl(Struct, frozen=True, omit_defaults=True):
     """The earlier layer whose attention part this layer reads; it then has none of its own."""
 
 
-class DeclaredLayers(Struct, frozen=True, omit_defaults=True, tag="layers"):
+class DeclaredLayers(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="layers"):
     """A model declared part by part, all layers of all stages in order, sizes of one rank."""
 
     layers: tuple[LayerDecl, ...]
@@ -118,7 +118,7 @@ class DeclaredLayers(Struct, frozen=True, omit_defaults=True, tag="layers"):
     name: str = ""
 
 
-class DeclaredConfig(Struct, frozen=True, omit_defaults=True, tag="config"):
+class DeclaredConfig(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="config"):
     """A model declared by its Hugging Face configuration; kvd derives the parts."""
 
     config_json: bytes
@@ -130,7 +130,7 @@ class DeclaredConfig(Struct, frozen=True, omit_defaults=True, tag="config"):
 Declaration: TypeAlias = DeclaredLayers | DeclaredConfig
 
 
-class SizingInputs(Struct, frozen=True, omit_defaults=True):
+class SizingInputs(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What may be spent and what has to fit; None leaves a value to the daemon's settings."""
 
     budget_bytes: int | None = None
@@ -162,7 +162,7 @@ class SizingInputs(Struct, frozen=True, omit_defaults=True):
 # token band and a slot in the state band.
 
 
-class BandPlan(Struct, frozen=True, omit_defaults=True):
+class BandPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One band of the arena: its grid and what a unit is."""
 
     name: str
@@ -184,7 +184,7 @@ class BandPlan(Struct, frozen=True, omit_defaults=True):
     """Tokens a window band keeps; 0 in the others."""
 
 
-class LayerView(Struct, frozen=True, omit_defaults=True):
+class LayerView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One strided tensor of one layer: ``(index, *shape)`` over the arena.
 
     Element ``[index, i, j...]`` is at byte ``offset_bytes + index * index_stride_bytes +
@@ -208,7 +208,7 @@ class LayerView(Struct, frozen=True, omit_defaults=True):
     model: ModelRole = ModelRole.TARGET
 
 
-class TablePlan(Struct, frozen=True):
+class TablePlan(Struct, frozen=True, kw_only=True):
     """One dense row-major table in the reserved region."""
 
     name: str
@@ -223,7 +223,7 @@ class TablePlan(Struct, frozen=True):
         return self.row_count * self.column_count * self.dtype.element_bytes
 
 
-class BandMap(Struct, frozen=True):
+class BandMap(Struct, frozen=True, kw_only=True):
     """Virtual to physical map of a band: int32, entry 0 and every unbound entry read 0 (sink)."""
 
     band: str
@@ -231,7 +231,7 @@ class BandMap(Struct, frozen=True):
     entry_count: int
 
 
-class RegionPlan(Struct, frozen=True, omit_defaults=True):
+class RegionPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What lies behind the arena, in bytes ``[arena_bytes, total_bytes)`` of the same mapping."""
 
     band_maps: tuple[BandMap, ...]
@@ -250,7 +250,7 @@ class RegionPlan(Struct, frozen=True, omit_defaults=True):
     """uint8 ``[row_count * draft_tokens, slot bytes]``: states between the tokens of a verify."""
 
 
-class StoragePlan(Struct, frozen=True, omit_defaults=True):
+class StoragePlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything a client needs to make views and tables over the mapping of one rank."""
 
     stage_index: int
