@@ -1,0 +1,463 @@
+"""Settings: every value an operator can choose, and the only reader of files and environment.
+
+One precedence: flags, then ``KVD_*`` in the environment, then the TOML file, then the defaults.
+A setting that is unknown or does not parse stops the start. Each consumer has one frozen struct;
+beside every field stand its default, its range and the reason for both.
+
+Importing this module is cheap on purpose: the command line reads settings before anything else.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Literal, NewType, cast
+
+from kvd.errors import FileError, SettingError
+from kvd.setting import (
+    AUTO,
+    METADATA_KEY,
+    AbsolutePath,
+    Auto,
+    ByteSize,
+    Choice,
+    Ratio,
+    SettingSpec,
+    Text,
+    UidList,
+    WholeNumber,
+    check_socket_path,
+    derived,
+    parse_setting,
+    setting,
+    unknown_setting,
+)
+
+Microseconds = NewType("Microseconds", int)
+TcpPort = NewType("TcpPort", int)
+
+ENVIRONMENT_PREFIX: Final = "KVD_"
+CONFIG_VARIABLE: Final = "KVD_CONFIG"
+"""Names the settings file where no ``--config`` does."""
+CLIENT_PREFIX: Final = "KVD_CLIENT_"
+"""Variables for engine processes; the daemon leaves them alone."""
+
+_KiB: Final = 1 << 10
+_MiB: Final = 1 << 20
+_GiB: Final = 1 << 30
+_TiB: Final = 1 << 40
+
+_MINUTE_MS: Final = 60_000
+_HOUR_MS: Final = 60 * _MINUTE_MS
+_ALWAYS_US: Final = 3_600_000_000
+"""An hour between two batches: whoever polls that long never sleeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """What the daemon and the holder need to start."""
+
+    runtime_dir: Path = derived(
+        Auto(
+            AbsolutePath(), "/run/kvd if it is writable, else $XDG_RUNTIME_DIR/kvd or /tmp/kvd-UID"
+        ),
+        "holds sockets and the lock; mode 0700, so the paths below need no rights of their own",
+    )
+    socket_path: Path = derived(
+        Auto(AbsolutePath(), "runtime_dir/kvd.sock"),
+        "where schedulers and workers connect: ipc://PATH; at most 107 bytes",
+        flag="--socket",
+    )
+    stats_path: Path = derived(
+        Auto(AbsolutePath(), "socket_path with .stats appended"),
+        "read-only stats and health, apart from the hot path so that a stuck one can be seen",
+        flag="--stats-socket",
+    )
+    descriptor_path: Path = derived(
+        Auto(AbsolutePath(), "socket_path with .fd appended"),
+        "hands arena and fence pages to clients as file descriptors, which ZeroMQ cannot carry",
+        flag="--descriptor-socket",
+    )
+    hold_path: Path = derived(
+        Auto(AbsolutePath(), "runtime_dir/hold.sock"),
+        "where kvd hold listens, and where holder = external looks for it",
+        flag="--hold-socket",
+    )
+    holder: Literal["own", "external", "systemd"] = setting(
+        "own",
+        Choice(("own", "external", "systemd")),
+        "who keeps the memory while the daemon restarts: a holder that serve starts and that dies "
+        "with it, a running kvd hold, or systemd's descriptor store",
+    )
+    allowed_uids: tuple[int, ...] = setting(
+        (),
+        UidList(),
+        "users besides the daemon's own who may attach; checked against the kernel's credentials",
+    )
+    frame_bytes_max: int = setting(
+        16 * _MiB,
+        ByteSize(64 * _KiB, 1 * _GiB),
+        "largest message accepted; a batch of 256 requests that take a page in each of 6 bands "
+        "stays under 64 KiB, a declaration under 1 MiB",
+    )
+    group_wait_ms: int = setting(
+        60_000,
+        WholeNumber(100, _HOUR_MS),
+        "how long a group may stay incomplete before the missing ranks are named; loading "
+        "weights on slow ranks comes before their hello",
+    )
+    lag_wait_ms: int = setting(
+        30_000,
+        WholeNumber(100, _HOUR_MS),
+        "how long a leader's reply waits for a rank that is rank_lag_count_max entries behind "
+        "before it is an error",
+    )
+    quiet_wait_ms: int = setting(
+        30_000,
+        WholeNumber(1_000, _HOUR_MS),
+        "how long a dead rank's streams may stay busy before its memory is quarantined; a kernel "
+        "was seen to write on for 6 s through a forked child",
+    )
+    drain_wait_ms: int = setting(
+        10_000,
+        WholeNumber(0, _HOUR_MS),
+        "how long a stop waits for steps in flight; below the 90 s after which systemd kills",
+    )
+    heartbeat_ms: int = setting(
+        1_000,
+        WholeNumber(100, _MINUTE_MS),
+        "how often both sides say that they live; a hint only, no idle client is ever dropped",
+    )
+    rank_lag_count_max: int = setting(
+        4_096,
+        WholeNumber(1, 1 << 20),
+        "log entries that the slowest rank may be behind the leader; a decode step of 256 requests "
+        "writes about 5",
+    )
+    log_ring_count: int = setting(
+        65_536,
+        WholeNumber(0, 1 << 24),
+        "log entries kept beyond what ranks still need, for diagnosis; at about 300 bytes each "
+        "the default is 20 MB",
+    )
+    busy_poll_us: Microseconds = setting(
+        Microseconds(0),
+        WholeNumber(0, _ALWAYS_US, word_for_highest="always"),
+        "how long the daemon spins before it sleeps; saves a wake-up of 30 to 60 us per batch and "
+        "costs a core",
+    )
+    check_level: Literal["off", "warn", "strict"] = setting(
+        "warn",
+        Choice(("off", "warn", "strict")),
+        "which invariants are checked: none, the cheap ones with fatal ones stopping the work, "
+        "all after every operation",
+    )
+    metrics_host: str = setting(
+        "127.0.0.1",
+        Text("an address to listen on, as 127.0.0.1"),
+        "metrics carry no secrets, but nothing leaves the host unasked",
+    )
+    metrics_port: TcpPort = setting(
+        TcpPort(0), WholeNumber(0, 65_535), "Prometheus metrics over HTTP; 0 is off"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizingSettings:
+    """How an arena is sized where the hello of a group says nothing else."""
+
+    budget_bytes: int = setting(
+        40 * _GiB,
+        ByteSize(1 * _MiB, 16 * _TiB),
+        "memory per rank for arena and tables; half of an 80 GB card, beside the weights",
+        flag="--budget",
+    )
+    page_tokens: int = setting(
+        64,
+        WholeNumber(1, 1_024),
+        "tokens per page; 64 is what current attention kernels take, 1 wastes no token and "
+        "costs more bookkeeping",
+        flag="--page",
+    )
+    context_tokens: int | None = setting(
+        None,
+        Auto(WholeNumber(1, 1 << 27), "what the model's configuration says"),
+        "longest request; fixes the width of the page table's rows",
+        flag="--context",
+    )
+    running_requests: int | None = setting(
+        None,
+        Auto(WholeNumber(1, 1 << 16), "as many as the budget carries, between 2,048 and 4,096"),
+        "most requests that hold pages at a time; fixes the number of request rows",
+        flag="--running",
+    )
+    state_share: float = setting(
+        0.9,
+        Ratio(0.001, 1_000.0),
+        "bytes of recurrent state per byte of token pages that sizing aims at; advice only, "
+        "either side may later use the other's bytes",
+    )
+    state_slots: int | None = setting(
+        None,
+        Auto(WholeNumber(1, 1 << 24), "as many as state_share gives"),
+        "recurrent-state slots that sizing aims at; overrides state_share",
+    )
+    chunk_tokens: int = setting(
+        8_192,
+        WholeNumber(1, 1 << 24),
+        "most tokens of one prefill pass; windows need room for the chunks in flight",
+        flag="--chunk",
+    )
+    draft_tokens: int = setting(
+        0, WholeNumber(0, 64), "tokens that a draft model proposes per step; 0 is no draft model"
+    )
+    kv_dtype: Literal["bf16", "fp8"] = setting(
+        "bf16", Choice(("bf16", "fp8")), "element type of keys and values: 2 or 1 bytes"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings, one struct per consumer."""
+
+    serve: ServeSettings
+    sizing: SizingSettings
+
+
+class Origin(StrEnum):
+    """Where a setting's value came from, strongest first."""
+
+    FLAG = "flag"
+    ENVIRONMENT = "environment"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSetting:
+    """A setting as it applies, with its origin; ``shown`` is its form in a file."""
+
+    section: str
+    name: str
+    value: object
+    shown: object
+    origin: Origin
+    source: str
+    allowed: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceManager:
+    """What a service manager passed in: where to report readiness, which descriptors it kept."""
+
+    notify_address: str | None
+    descriptor_names: tuple[str, ...]
+    """Names of descriptors 3, 4, ... in order; empty if they are meant for another process."""
+
+
+_SECTIONS: Final[Mapping[str, type[ServeSettings] | type[SizingSettings]]] = {
+    "serve": ServeSettings,
+    "sizing": SizingSettings,
+}
+
+
+def specs(section: str) -> dict[str, SettingSpec]:
+    """Return every setting of a section by name, in the order of its struct."""
+    return {item.name: item.metadata[METADATA_KEY] for item in fields(_SECTIONS[section])}
+
+
+def section_names() -> tuple[str, ...]:
+    """Return the sections of the settings file."""
+    return tuple(_SECTIONS)
+
+
+def flag_name(name: str, spec: SettingSpec) -> str:
+    """Return the command-line option of a setting."""
+    return spec.flag or "--" + name.replace("_", "-")
+
+
+def process_environment() -> dict[str, str]:
+    """Return the environment of this process, for the functions of this module."""
+    return dict(os.environ)
+
+
+def settings_file(given: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the settings file: the given one, else the one that ``KVD_CONFIG`` names."""
+    if given is not None:
+        return given
+    named = environ.get(CONFIG_VARIABLE)
+    return Path(named) if named else None
+
+
+def load_settings(
+    flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None
+) -> Settings:
+    """Return the settings that apply.
+
+    ``flags`` maps setting names to raw or typed values; None means that the flag was not given.
+
+    Raises SettingError for an unknown or wrong setting, FileError for an unreadable file.
+    """
+    values = {(item.section, item.name): item.value for item in effective(flags, environ, file)}
+
+    def section(name: str) -> dict[str, object]:
+        return {key: value for (owner, key), value in values.items() if owner == name}
+
+    # Every value went through the kind that stands beside its field.
+    return Settings(
+        serve=ServeSettings(**section("serve")),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        sizing=SizingSettings(**section("sizing")),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    )
+
+
+def effective(
+    flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None
+) -> tuple[EffectiveSetting, ...]:
+    """Return every setting with its value and where that came from, section by section.
+
+    Raises SettingError for an unknown or wrong setting, FileError for an unreadable file.
+    """
+    in_file = _read_file(file) if file is not None else {}
+    _refuseunknown_setting(flags, environ)
+    found: dict[str, tuple[object, Origin, str]] = {}
+    for section in _SECTIONS:
+        for name, spec in specs(section).items():
+            raw, origin, source = _strongest(name, spec, flags, environ, in_file, file)
+            value = parse_setting(spec, name=name, raw=raw, source=source)
+            left_open = value == AUTO and not isinstance(spec.default, str)
+            found[name] = (None if left_open else value, origin, source)
+    values = {name: value for name, (value, _, _) in found.items()}
+    _derive_paths(values, environ)
+    return tuple(
+        EffectiveSetting(
+            section=section,
+            name=name,
+            value=values[name],
+            shown=spec.kind.shown(values[name]),
+            origin=found[name][1],
+            source=found[name][2],
+            allowed=spec.kind.allowed,
+            reason=spec.reason,
+        )
+        for section in _SECTIONS
+        for name, spec in specs(section).items()
+    )
+
+
+def service_manager(environ: Mapping[str, str], *, pid: int) -> ServiceManager:
+    """Return what systemd passed to the process ``pid``.
+
+    Raises SettingError if the number of descriptors does not fit their names.
+    """
+    names: tuple[str, ...] = ()
+    if environ.get("LISTEN_PID") == str(pid):
+        count_text = environ.get("LISTEN_FDS", "0")
+        joined = environ.get("LISTEN_FDNAMES", "")
+        names = tuple(joined.split(":")) if joined else ()
+        if count_text != str(len(names)):
+            raise SettingError(
+                f"LISTEN_FDS = {count_text!r} does not fit LISTEN_FDNAMES = {joined!r}: "
+                f"{len(names)} names; start the daemon through its unit file"
+            )
+    return ServiceManager(
+        notify_address=environ.get("NOTIFY_SOCKET") or None, descriptor_names=names
+    )
+
+
+def _strongest(
+    name: str,
+    spec: SettingSpec,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    in_file: Mapping[str, object],
+    file: Path | None,
+) -> tuple[object, Origin, str]:
+    """Return the raw value of the strongest source that has one, that source and its name."""
+    if flags.get(name) is not None:
+        return flags[name], Origin.FLAG, flag_name(name, spec)
+    variable = ENVIRONMENT_PREFIX + name.upper()
+    if variable in environ:
+        return environ[variable], Origin.ENVIRONMENT, variable
+    if name in in_file:
+        return in_file[name], Origin.FILE, str(file)
+    default = AUTO if spec.default is None else spec.default
+    return default, Origin.DEFAULT, "default"
+
+
+def _derive_paths(values: dict[str, object], environ: Mapping[str, str]) -> None:
+    """Replace ``auto`` by the value it stands for, then check the length of socket paths."""
+    if values["runtime_dir"] == AUTO:
+        values["runtime_dir"] = _default_runtime_dir(environ)
+    runtime_dir = cast("Path", values["runtime_dir"])
+    if values["socket_path"] == AUTO:
+        values["socket_path"] = runtime_dir / "kvd.sock"
+    if values["hold_path"] == AUTO:
+        values["hold_path"] = runtime_dir / "hold.sock"
+    for name, suffix in (("stats_path", ".stats"), ("descriptor_path", ".fd")):
+        if values[name] == AUTO:
+            values[name] = Path(f"{values['socket_path']}{suffix}")
+    for name in ("socket_path", "hold_path", "stats_path", "descriptor_path"):
+        check_socket_path(cast("Path", values[name]), name=name)
+
+
+def _default_runtime_dir(environ: Mapping[str, str]) -> Path:
+    system_dir = Path("/run/kvd")
+    if system_dir.is_dir() and os.access(system_dir, os.W_OK | os.X_OK):
+        return system_dir
+    session_dir = environ.get("XDG_RUNTIME_DIR", "")
+    if session_dir.startswith("/"):
+        return Path(session_dir) / "kvd"
+    return Path(f"/tmp/kvd-{os.getuid()}")
+
+
+def _read_file(file: Path) -> dict[str, object]:
+    """Return the settings of a file by name.
+
+    Raises FileError if it cannot be read as TOML, SettingError for what it should not hold.
+    """
+    import tomllib  # only those who have a file pay for its parser
+
+    try:
+        with file.open("rb") as stream:
+            tables = tomllib.load(stream)
+    except OSError as error:
+        reason = error.strerror or "unreadable"
+        raise FileError(f"settings file '{file}' cannot be read: {reason}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"settings file '{file}' is not TOML: {error}") from error
+    values: dict[str, object] = {}
+    for section, table in tables.items():
+        if section not in _SECTIONS:
+            allowed = ", ".join(f"[{name}]" for name in _SECTIONS)
+            raise SettingError(f"'{section}' in '{file}' is no section; the sections are {allowed}")
+        if not isinstance(table, dict):
+            raise SettingError(f"'{section}' in '{file}' is a value; write [{section}] above it")
+        for name, value in cast("dict[str, object]", table).items():
+            if name not in specs(section):
+                raise unknown_setting(
+                    f"'{name}' in [{section}] of '{file}'", name, tuple(specs(section))
+                )
+            values[name] = value
+    return values
+
+
+def _refuseunknown_setting(flags: Mapping[str, object], environ: Mapping[str, str]) -> None:
+    known = tuple(name for section in _SECTIONS for name in specs(section))
+    for name in flags:
+        if name not in known:
+            raise unknown_setting(f"'{name}' among the flags", name, known)
+    for variable in sorted(environ):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if name in known or variable.startswith(CLIENT_PREFIX):
+            continue
+        if name == "port" or name.startswith(("port_", "service_")):
+            raise SettingError(
+                f"{variable} = {environ[variable]!r} is no setting but looks like a link that "
+                f"Kubernetes makes for a service called kvd: set enableServiceLinks: false in the "
+                f"pod, or rename the service"
+            )
+        raise unknown_setting(f"{variable} = {environ[variable]!r} in the environment", name, known)
