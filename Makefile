@@ -1,0 +1,57 @@
+# Every target sets up what it needs; `make venv` is a no-op while constraints.txt is older.
+#
+#   PYTHON   the interpreter that makes the environment, 3.11 or newer
+#   VENV     where the environment lies
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help venv demo test test-fast check format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       replay a real request trace through a daemon and check every byte"
+	@echo "make test       all tests that need no GPU"
+	@echo "make test-fast  the same without those that take longer than a second"
+	@echo "make check      ruff, mypy, pyright and the architecture rules"
+	@echo "make format     let ruff format and sort the imports"
+	@echo "make venv       make or update the environment in $(VENV)"
+	@echo "make clean      remove the environment and all caches"
+
+venv: $(INSTALLED)
+
+# The build backend comes first, pinned like the rest, because build isolation would fetch any version.
+$(INSTALLED): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kvd needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    -c constraints.txt --no-build-isolation -e '.[client,dev]'
+	@touch $@
+
+demo: venv
+	$(BIN)/kvd replay --demo
+
+test: venv
+	$(BIN)/python -m pytest -q -m "not gpu"
+
+test-fast: venv
+	$(BIN)/python -m pytest -q -m "not gpu and not slow"
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest -q tests/arch
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	find kvd client proto tests -name __pycache__ -type d -prune -exec rm -rf {} +
