@@ -51,6 +51,8 @@ class ErrorCode(StrEnum):
     """A rank of the incarnation ended or reported that it cannot go on."""
     POISONED = "POISONED"
     """This stub failed while it applied effects; its rank is reported as lost."""
+    DEVICE = "DEVICE"
+    """Memory, a stream or a fence of the device refused or failed."""
     TIMED_OUT = "TIMED_OUT"
     """An answer or a signal did not come before its deadline."""
     UNREACHABLE = "UNREACHABLE"

@@ -1,0 +1,145 @@
+"""The only door to memory: what a device offers, whatever it is made of.
+
+A device maps memory that arrived as a file descriptor, plays streams, and carries out the few
+things an allocator does to bytes. Those are collected in `Commands` first and enqueued as one piece,
+so that a decode step costs one submission however many tables it touches.
+
+Nothing here blocks the host except `Stream.synchronize`. Offsets count from byte 0 of a mapping and
+need 64 bits.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kvd_client.device.fences import Lane
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+"""Units, table places or values; 64 bits on the host, whatever a table stores."""
+
+
+class Event(Protocol):
+    """A point in a stream's order, for other streams of the same process to wait on."""
+
+    @property
+    def reached(self) -> bool:
+        """Return whether the stream got there. For display: a decision never reads it."""
+        ...
+
+
+class Memory(Protocol):
+    """One mapping of one descriptor in this process."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of the mapping."""
+        ...
+
+    @property
+    def writable(self) -> bool:
+        """Return whether this process may write to it."""
+        ...
+
+    @property
+    def address(self) -> int:
+        """Return where byte 0 lies in the address space that kernels use."""
+        ...
+
+    @property
+    def buffer(self) -> memoryview:
+        """Return the bytes as the host sees them; raises DeviceError where the host cannot."""
+        ...
+
+    def close(self) -> None:
+        """Give the mapping up; views that are still alive stay valid until they die."""
+        ...
+
+
+class Commands(Protocol):
+    """Work on one memory, collected in order, to be enqueued as one piece.
+
+    Every method checks its arguments at once and raises DeviceError naming the one that lies
+    outside the memory; nothing is executed before the commands are enqueued.
+    """
+
+    def zero_bytes(self, *, start_bytes: int, end_bytes: int) -> None:
+        """Fill ``[start_bytes, end_bytes)`` with zero."""
+        ...
+
+    def zero_units(self, *, base_bytes: int, unit_bytes: int, units: IntArray) -> None:
+        """Fill units ``[base + unit * unit_bytes, + unit_bytes)`` with zero."""
+        ...
+
+    def move_units(
+        self, *, base_bytes: int, unit_bytes: int, sources: IntArray, destinations: IntArray
+    ) -> None:
+        """Copy units to others; the two lists are disjoint and equally long."""
+        ...
+
+    def write_int32(self, *, offset_bytes: int, indices: IntArray, values: IntArray) -> None:
+        """Write a table's entries at ``offset_bytes + 4 * index``; a repeated one gets the last."""
+        ...
+
+    def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:
+        """Write two uint64 words in one store, so that a killed process leaves both or neither."""
+        ...
+
+
+class Stream(Protocol):
+    """An ordered queue of work that runs apart from the thread that fills it.
+
+    A failure of the work is kept: nothing later runs, and every later call raises DeviceError from
+    it. Events behind the failure end as failed, so a stream that waits on one fails too.
+    """
+
+    @property
+    def name(self) -> str:
+        """Return the name that errors use."""
+        ...
+
+    def enqueue(self, commands: Commands) -> None:
+        """Enqueue collected commands; the caller must not add to them afterwards."""
+        ...
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Enqueue host-side work in the stream's order."""
+        ...
+
+    def record(self) -> Event:
+        """Enqueue an event and return it."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Make later work of this stream wait for an event that was recorded already."""
+        ...
+
+    def synchronize(self, timeout_ms: int) -> None:
+        """Block until everything enqueued is over; raises DeviceError with code TIMED_OUT."""
+        ...
+
+    def close(self, timeout_ms: int) -> None:
+        """Run what is enqueued, then end the stream; raises DeviceError with code TIMED_OUT."""
+        ...
+
+
+class Device(Protocol):
+    """A kind of memory with streams that work on it."""
+
+    @property
+    def name(self) -> str:
+        """Return ``host`` or ``cuda``."""
+        ...
+
+    def map(self, descriptor: int, size_bytes: int, *, writable: bool = True) -> Memory:
+        """Map a descriptor, which stays the caller's to close; raises DeviceError."""
+        ...
+
+    def stream(self, name: str, lane: Lane | None = None) -> Stream:
+        """Start a stream; with a lane, each submission is counted there for other processes."""
+        ...
+
+    def commands(self, memory: Memory) -> Commands:
+        """Return an empty list of commands on a memory that this device mapped."""
+        ...
