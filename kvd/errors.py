@@ -9,6 +9,7 @@ KvdError (kvd_proto.errors)
 +-- OperationError   an operation names something wrong; nothing was changed
 +-- SessionError     a message from a peer that has no right to it now
 +-- ServeError       the daemon or holder cannot start or be reached
++-- WorkloadError    a replayed workload cannot go on, or one of its processes failed
 +-- InvariantError   kvd's own state is broken; work stops
 """
 
@@ -64,6 +65,10 @@ class SessionError(KvdError):
 
 class ServeError(KvdError):
     """The daemon or the holder cannot start, or cannot be reached."""
+
+
+class WorkloadError(KvdError):
+    """A replayed workload cannot go on, or one of its processes failed."""
 
 
 class InvariantError(KvdError):

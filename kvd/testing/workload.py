@@ -1,0 +1,331 @@
+"""The scheduler of a replay: which requests run, in whole steps, as an inference engine would.
+
+`Workload.next_pass` says what the next batch asks for, `Workload.settle` takes the answers and says
+what the forward after it writes. Requests are admitted in arrival order and hold their place until
+they fit; prompts are read in chunks; then every running request decodes one token per step. The
+first token of an answer comes out of the last chunk, so the key and value of the last token are
+never written: a request writes ``prompt + output - 1`` tokens.
+
+Nothing here reads a clock or a device, so every rank of a stage decides the same.
+
+Invariants:
+- a request is waiting, reading its prompt, decoding, or over; each in exactly one place
+- ``written_tokens`` of a request is what all forwards so far have written
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from kvd.errors import WorkloadError
+from kvd_proto.outcomes import Refusal, Verdict
+
+STALLED_PASSES_MAX: Final = 1_000
+"""Passes in a row without progress after which the replay gives up. Without overlap, memory only
+comes back through this workload's own frees, so even one such pass with nothing running is final;
+the bound leaves room for a daemon that answers WAIT while older ranks' memory turns quiet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadRequest:
+    """One request as the scheduler knows it; ids ascend in arrival order."""
+
+    request_id: int
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def written_tokens_max(self) -> int:
+        """Return how many tokens it writes in all."""
+        return self.prompt_tokens + self.output_tokens - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadLimits:
+    """How a scheduler fills a step; see `WorkloadLimits` fields for what binds when."""
+
+    running_requests_max: int
+    """Requests that hold memory at a time."""
+    chunk_tokens_max: int
+    """Prompt tokens of one request per step."""
+    prompt_tokens_max: int
+    """Prompt tokens of all requests per step."""
+    asked_requests_max: int
+    """Waiting requests that one batch asks for."""
+    sample_steps: int
+    """A sample of live requests is checked every so many steps."""
+    sample_requests: int
+    """Live requests in a sample."""
+    seed_index: int
+    """Chooses the samples."""
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """What one batch asks for, in the order in which it is asked."""
+
+    free: tuple[int, ...]
+    advance_decoding: bool
+    """The standing set as it is after the frees has computed one more token each."""
+    advance: tuple[tuple[int, int], ...]
+    """Other requests and the tokens they computed."""
+    start_decoding: tuple[int, ...]
+    """Requests that join the standing set."""
+    decoding: tuple[int, ...]
+    """The standing set after that: takes one token each."""
+    chunks: tuple[tuple[int, int], ...]
+    """Requests in the middle of their prompts, and the next chunk's tokens."""
+    asks: tuple[WorkloadRequest, ...]
+    """Waiting requests, in arrival order."""
+    ask_tokens: tuple[int, ...]
+    """The first chunk of each, granted with the verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What the daemon said to a pass. A refusal stands where the whole take was refused."""
+
+    decoding: Refusal | None = None
+    chunks: Refusal | None = None
+    verdicts: tuple[int, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    """One for each verdict that is not FITS."""
+
+
+class StepWork(msgspec.Struct, frozen=True):
+    """What a forward writes and what is checked behind it; the same on every rank."""
+
+    requests: tuple[int, ...]
+    """Requests that get tokens."""
+    starts_tokens: tuple[int, ...]
+    """Tokens each had before."""
+    counts_tokens: tuple[int, ...]
+    """Tokens each gets."""
+    finished: tuple[int, ...]
+    """Requests that are over after this step: checked wholly before they are freed."""
+    sample: tuple[int, ...]
+    """Other live requests to check wholly."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to launch."""
+        return not self.requests
+
+
+@dataclass(slots=True)
+class _Running:
+    request: WorkloadRequest
+    written_tokens: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Counts of a workload so far."""
+
+    requests_served: int = 0
+    tokens_served: int = 0
+    """Prompt and output tokens of the requests that are over."""
+    tokens_written: int = 0
+    passes: int = 0
+    steps: int = 0
+    running_requests_peak: int = 0
+    waiting_passes: int = 0
+    """Passes in which the oldest waiting request was asked for and had to wait."""
+    unschedulable: list[int] = field(default_factory=list[int])
+    verdicts: Counter[str] = field(default_factory=Counter[str])
+    refusals: Counter[str] = field(default_factory=Counter[str])
+
+
+class Workload:
+    """Decides passes and steps; state changes only in `settle`."""
+
+    def __init__(self, requests: Sequence[WorkloadRequest], limits: WorkloadLimits) -> None:
+        assert [request.request_id for request in requests] == sorted(
+            {request.request_id for request in requests}
+        )
+        self._limits = limits
+        self._waiting = deque(requests)
+        self._reading: dict[int, _Running] = {}
+        self._decoding: dict[int, _Running] = {}
+        self._finished: tuple[int, ...] = ()
+        self._last_work = StepWork((), (), (), (), ())
+        self._random = random.Random(limits.seed_index)
+        self._stalled_passes = 0
+        self.progress = Progress()
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether every request was served or given up, and freed."""
+        return not (self._waiting or self._reading or self._decoding or self._finished)
+
+    @property
+    def live_tokens(self) -> Mapping[int, int]:
+        """Return the written tokens of every request that holds memory."""
+        both = (*self._reading.values(), *self._decoding.values())
+        return {item.request.request_id: item.written_tokens for item in both}
+
+    def next_pass(self) -> Pass:
+        """Return what the next batch asks for, given that the last step is over."""
+        work = self._last_work
+        finished = set(self._finished)
+        stepped = list(zip(work.requests, work.counts_tokens, strict=True))
+        read_whole = tuple(
+            key
+            for key, item in self._reading.items()
+            if item.written_tokens >= item.request.prompt_tokens
+        )
+        reading = [item for key, item in self._reading.items() if key not in read_whole]
+        chunks, left_tokens = self._next_chunks(reading)
+        running_count = len(self._reading) + len(self._decoding)
+        asks, ask_tokens = self._next_asks(left_tokens, running_count)
+        return Pass(
+            free=self._finished,
+            advance_decoding=any(key in self._decoding for key, _ in stepped),
+            advance=tuple(
+                (key, count)
+                for key, count in stepped
+                if key not in self._decoding and key not in finished
+            ),
+            start_decoding=read_whole,
+            decoding=(*self._decoding, *read_whole),
+            chunks=chunks,
+            asks=asks,
+            ask_tokens=ask_tokens,
+        )
+
+    def settle(self, asked: Pass, answers: Answers) -> StepWork:
+        """Take the answers to a pass and return what the forward writes.
+
+        Raises WorkloadError when nothing has moved for too long, or an answer makes no sense.
+        """
+        self.progress.passes += 1
+        self._finished = ()
+        for key in asked.start_decoding:
+            self._decoding[key] = self._reading.pop(key)
+        writes: list[tuple[_Running, int]] = []
+        if answers.decoding is None:
+            writes += [(self._decoding[key], 1) for key in asked.decoding]
+        else:
+            self._count_refusal(answers.decoding)
+        if answers.chunks is None:
+            writes += [(self._reading[key], count) for key, count in asked.chunks]
+        else:
+            self._count_refusal(answers.chunks)
+        writes += self._admit(asked, answers)
+        self._check_progress(asked, writes)
+        self._last_work = self._work(writes)
+        return self._last_work
+
+    def _next_chunks(self, reading: Sequence[_Running]) -> tuple[tuple[tuple[int, int], ...], int]:
+        """Return the next chunk of requests amid their prompts, and the prompt tokens left over."""
+        left_tokens = self._limits.prompt_tokens_max
+        chunks: list[tuple[int, int]] = []
+        for item in reading:
+            count = min(
+                item.request.prompt_tokens - item.written_tokens,
+                self._limits.chunk_tokens_max,
+                left_tokens,
+            )
+            if count > 0:
+                chunks.append((item.request.request_id, count))
+                left_tokens -= count
+        return tuple(chunks), left_tokens
+
+    def _next_asks(
+        self, left_tokens: int, running_count: int
+    ) -> tuple[tuple[WorkloadRequest, ...], tuple[int, ...]]:
+        """Return the waiting requests to ask for, and their first chunks."""
+        asks: list[WorkloadRequest] = []
+        tokens: list[int] = []
+        places = min(
+            self._limits.asked_requests_max, self._limits.running_requests_max - running_count
+        )
+        for request in self._waiting:
+            if len(asks) >= places or left_tokens <= 0:
+                break
+            count = min(request.prompt_tokens, self._limits.chunk_tokens_max, left_tokens)
+            asks.append(request)
+            tokens.append(count)
+            left_tokens -= count
+        return tuple(asks), tuple(tokens)
+
+    def _admit(self, asked: Pass, answers: Answers) -> list[tuple[_Running, int]]:
+        """Move requests by their verdicts and return the chunks of those that fit."""
+        if len(answers.verdicts) != len(asked.asks):
+            raise WorkloadError(
+                f"{len(asked.asks)} requests were asked for, {len(answers.verdicts)} verdicts came"
+            )
+        writes: list[tuple[_Running, int]] = []
+        still_waiting: list[WorkloadRequest] = []
+        for request, count, value in zip(
+            asked.asks, asked.ask_tokens, answers.verdicts, strict=True
+        ):
+            assert self._waiting.popleft() is request
+            verdict = Verdict(value)
+            self.progress.verdicts[verdict.name] += 1
+            if verdict is Verdict.FITS:
+                admitted = _Running(request)
+                self._reading[request.request_id] = admitted
+                writes.append((admitted, count))
+            elif verdict is Verdict.WAIT:
+                still_waiting.append(request)
+            else:
+                self.progress.unschedulable.append(request.request_id)
+        self._waiting.extendleft(reversed(still_waiting))
+        if asked.asks and asked.asks[0] in still_waiting:
+            self.progress.waiting_passes += 1
+        for refusal in answers.refusals:
+            self._count_refusal(refusal)
+        return writes
+
+    def _work(self, writes: Sequence[tuple[_Running, int]]) -> StepWork:
+        """Account for the tokens that a forward writes, and choose what is checked behind it."""
+        starts = tuple(item.written_tokens for item, _ in writes)
+        for item, count in writes:
+            item.written_tokens += count
+            self.progress.tokens_written += count
+        finished = [
+            item.request
+            for item, _ in writes
+            if item.written_tokens >= item.request.written_tokens_max
+        ]
+        live = self.live_tokens
+        self.progress.running_requests_peak = max(self.progress.running_requests_peak, len(live))
+        if writes:
+            self.progress.steps += 1
+        self._finished = tuple(request.request_id for request in finished)
+        for request in finished:
+            # A request with a one-token answer is over without ever decoding.
+            self._decoding.pop(request.request_id, None)
+            self._reading.pop(request.request_id, None)
+            self.progress.requests_served += 1
+            self.progress.tokens_served += request.prompt_tokens + request.output_tokens
+        return StepWork(
+            requests=tuple(item.request.request_id for item, _ in writes),
+            starts_tokens=starts,
+            counts_tokens=tuple(count for _, count in writes),
+            finished=self._finished,
+            sample=self._sample(),
+        )
+
+    def _sample(self) -> tuple[int, ...]:
+        if self.progress.steps % self._limits.sample_steps:
+            return ()
+        live = list(self.live_tokens)
+        return tuple(self._random.sample(live, min(self._limits.sample_requests, len(live))))
+
+    def _check_progress(self, asked: Pass, writes: Sequence[tuple[_Running, int]]) -> None:
+        moved = writes or asked.free or asked.start_decoding or self.is_over
+        self._stalled_passes = 0 if moved else self._stalled_passes + 1
+        if self._stalled_passes >= STALLED_PASSES_MAX:
+            seen = ", ".join(f"{name} {count}" for name, count in self.progress.refusals.items())
+            raise WorkloadError(
+                f"nothing moved in {STALLED_PASSES_MAX} batches: {len(self._waiting)} requests "
+                f"wait, {len(self._reading) + len(self._decoding)} run; refusals so far: {seen}"
+            )
+
+    def _count_refusal(self, refusal: Refusal) -> None:
+        self.progress.refusals[str(refusal.reason)] += 1
