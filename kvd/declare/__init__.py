@@ -1,1 +1,1 @@
-"""What a model needs stored: layers, parts and lifetimes."""
+"""What a model needs stored: layers, parts and lifetimes, from a configuration or as declared."""

@@ -1,1 +1,1 @@
-"""How much from one byte budget: floors, targets and fixed allocations."""
+"""How much of everything one byte budget carries."""
