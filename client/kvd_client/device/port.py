@@ -1,8 +1,8 @@
 """The only door to memory: what a device offers, whatever it is made of.
 
 A device maps memory that arrived as a file descriptor, plays streams, and carries out the few
-things an allocator does to bytes. Those are collected in `Commands` first and enqueued as one piece,
-so that a decode step costs one submission however many tables it touches.
+things an allocator does to bytes. Those are collected in `Commands` first and enqueued as one
+piece, so that a decode step costs one submission however many tables it touches.
 
 Nothing here blocks the host except `Stream.synchronize`. Offsets count from byte 0 of a mapping and
 need 64 bits.

@@ -1,0 +1,256 @@
+"""Applying the log: carry out the effects of decided entries on this rank's allocator stream.
+
+Effects are enqueued in the order of positions, without a gap (`stub.cursor_gapless`), segment by
+segment; each segment ends with a write of (position, segment) to the progress word, so that whoever
+comes after a crash knows what to redo. All entries of a reply become one submission.
+
+A reply is checked whole before any of it is enqueued. If it cannot be carried out, the applier is
+poisoned: the memory is then behind the log for good, and every later call says so.
+"""
+
+import struct
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, NamedTuple, NewType
+
+from kvd_client.device.assembly import (
+    NOTHING,
+    Assembly,
+    Columns,
+    LaunchWork,
+    WaitFor,
+    decode_columns,
+    state_band,
+)
+from kvd_client.device.port import Device, Event, Memory, Stream
+from kvd_client.errors import PoisonedError, ReplyError
+from kvd_proto.memory import StoragePlan
+from kvd_proto.outcomes import Outcome, Wait
+from kvd_proto.scalars import Position
+
+STEPS_KEPT_COUNT: Final = 256
+"""Ends of so many newest steps are kept for effects that wait for them."""
+
+SegmentIndex = NewType("SegmentIndex", int)
+"""Place of a segment among those of its entry."""
+
+_PROGRESS: Final = struct.Struct("=QQ")
+
+
+class Progress(NamedTuple):
+    """What the progress word says: everything up to this segment of this entry is done."""
+
+    position: Position
+    segment_index: SegmentIndex
+
+
+def read_progress(memory: Memory, plan: StoragePlan) -> Progress:
+    """Return what the progress word of a rank's memory says."""
+    start = plan.region.progress.offset_bytes
+    position, segment_index = _PROGRESS.unpack(memory.buffer[start : start + _PROGRESS.size])
+    return Progress(Position(position), SegmentIndex(segment_index))
+
+
+class Applier:
+    """Carries out effects on one stream of one rank; the only writer of its tables.
+
+    Invariants:
+    stub.cursor_gapless: the next entry applied stands at ``applied + 1``
+    """
+
+    def __init__(
+        self,
+        *,
+        device: Device,
+        memory: Memory,
+        plan: StoragePlan,
+        stream: Stream,
+        applied: int = 0,
+        segment_start_index: int = 0,
+    ) -> None:
+        """Start behind ``applied``.
+
+        After a crash, ``applied`` is one less than the position in the progress word, and
+        ``segment_start_index`` one more than its segment: earlier segments of the first entry are
+        confirmed and are not redone.
+        """
+        if memory.size_bytes < plan.total_bytes:
+            raise ReplyError(
+                f"the plan needs {plan.total_bytes} bytes, the memory has {memory.size_bytes}"
+            )
+        self._device = device
+        self._memory = memory
+        self._plan = plan
+        self._stream = stream
+        self._applied = Position(applied)
+        self._segment_start_index = segment_start_index
+        self._poisoned: str | None = None
+        self._step_ends: dict[int, Event] = {}
+        self._newest_step = 0
+        self._launch_work = LaunchWork(NOTHING, NOTHING)
+
+    @property
+    def applied(self) -> Position:
+        """Return the position of the last entry whose effects are enqueued."""
+        return self._applied
+
+    @property
+    def poisoned(self) -> str | None:
+        """Return why nothing can be applied any more, or None."""
+        return self._poisoned
+
+    def poison(self, cause: str) -> None:
+        """Refuse everything from now on; the first cause stays."""
+        self._poisoned = self._poisoned or cause
+
+    def clear(self) -> None:
+        """Enqueue zeroing of sink and tables: the first act on memory of unknown contents."""
+        with _PoisonOnFailure(self, "tables cannot be cleared"):
+            commands = self._device.commands(self._memory)
+            commands.zero_bytes(start_bytes=0, end_bytes=self._plan.sink_bytes)
+            for start_bytes, table_bytes in _table_extents(self._plan):
+                commands.zero_bytes(start_bytes=start_bytes, end_bytes=start_bytes + table_bytes)
+            self._stream.enqueue(commands)
+
+    def apply(self, position: int, outcome: Outcome) -> None:
+        """Enqueue the effects of one entry; see `apply_reply`."""
+        self.apply_reply(position, (outcome,))
+
+    def apply_reply(
+        self,
+        first_position: int,
+        outcomes: Sequence[Outcome],
+        columns: Sequence[Columns] | None = None,
+    ) -> None:
+        """Enqueue the effects of consecutive entries as one submission.
+
+        ``columns`` are the decoded columns of each outcome, where the caller has them already.
+        Raises PoisonedError after an earlier failure; otherwise whatever went wrong, and then the
+        applier is poisoned.
+        """
+        with _PoisonOnFailure(self, f"entries from position {first_position} cannot be applied"):
+            if not outcomes:
+                return
+            if first_position != self._applied + 1:
+                raise ReplyError(
+                    f"stub.cursor_gapless: position {self._applied + 1} is next, "
+                    f"and an entry at {first_position} came"
+                )
+            assembly = self._assemble(first_position, outcomes, columns)
+            for piece in assembly.pieces:
+                if isinstance(piece, WaitFor):
+                    self._stream.wait(piece.event)
+                else:
+                    self._stream.enqueue(piece)
+            self._launch_work = assembly.launch_work()
+            self._segment_start_index = 0
+            self._applied = Position(first_position + len(outcomes) - 1)
+
+    def note_step(self, step: int, end: Event) -> None:
+        """Take note of a launched step and the event at its end, for effects that wait for it."""
+        self._newest_step = step
+        self._step_ends[step] = end
+        self._step_ends.pop(step - STEPS_KEPT_COUNT, None)
+
+    def take_launch_work(self) -> LaunchWork:
+        """Return what effects asked of the next launch, and forget it."""
+        self.check_usable()
+        work = self._launch_work
+        self._launch_work = LaunchWork(NOTHING, NOTHING)
+        return work
+
+    def enqueue_launch_work(self, stream: Stream) -> LaunchWork:
+        """Take the launch work and enqueue it on the forward's stream: slots and rows are zeroed.
+
+        Returns what was enqueued, for state of the engine that belongs to the same rows.
+        """
+        with _PoisonOnFailure(self, "work of the launch cannot be enqueued"):
+            work = self.take_launch_work()
+            if work.empty:
+                return work
+            commands = self._device.commands(self._memory)
+            state = state_band(self._plan)
+            if state is not None:
+                commands.zero_units(
+                    base_bytes=0, unit_bytes=state.unit_bytes, units=work.clear_slots
+                )
+            drafts = self._plan.region.draft_states
+            if drafts is not None:
+                commands.zero_units(
+                    base_bytes=drafts.offset_bytes,
+                    unit_bytes=drafts.table_bytes // self._plan.row_count,
+                    units=work.reset_rows,
+                )
+            stream.enqueue(commands)
+            return work
+
+    def check_usable(self) -> None:
+        """Raise PoisonedError if an earlier failure left the memory behind the log."""
+        if self._poisoned is not None:
+            raise PoisonedError(f"this rank is poisoned: {self._poisoned}")
+
+    def _assemble(
+        self,
+        first_position: int,
+        outcomes: Sequence[Outcome],
+        columns: Sequence[Columns] | None,
+    ) -> Assembly:
+        """Return everything to enqueue, checked; nothing is enqueued yet."""
+        assembly = Assembly(self._device, self._memory, self._plan, self._launch_work)
+        start_index = self._segment_start_index
+        for place, outcome in enumerate(outcomes):
+            if outcome.segments:
+                assembly.use_columns(decode_columns(outcome) if columns is None else columns[place])
+            for index in range(start_index, len(outcome.segments)):
+                for effect in outcome.segments[index]:
+                    if isinstance(effect, Wait):
+                        assembly.add_wait(self._end_of_step(effect.step))
+                    else:
+                        assembly.add(effect)
+                assembly.add_progress(first_position + place, index)
+            start_index = 0
+        if not outcomes[-1].segments:
+            assembly.add_progress(first_position + len(outcomes) - 1, 0)
+        return assembly
+
+    def _end_of_step(self, step: int) -> Event:
+        end = self._step_ends.get(step)
+        if end is None:
+            raise ReplyError(
+                f"an effect waits for step {step}; this rank keeps the ends of "
+                f"{len(self._step_ends)} steps up to step {self._newest_step}"
+            )
+        return end
+
+
+class _PoisonOnFailure:
+    """Guards a piece of work that must not be left half done: leaving it by any exception poisons.
+
+    Interrupts of the user count too: whether the work was enqueued is then unknown.
+    """
+
+    def __init__(self, applier: Applier, what: str) -> None:
+        self._applier = applier
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._applier.check_usable()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._applier.poison(f"{self._what}: {kind.__name__}: {error}")
+
+
+def _table_extents(plan: StoragePlan) -> list[tuple[int, int]]:
+    """Return start and size in bytes of every table that has to start out as zero."""
+    region = plan.region
+    tables = [region.request_table, region.row_lengths, region.progress]
+    if region.state_table is not None:
+        tables.append(region.state_table)
+    extents = [(table.offset_bytes, table.table_bytes) for table in tables]
+    return extents + [(band.offset_bytes, band.entry_count * 4) for band in region.band_maps]

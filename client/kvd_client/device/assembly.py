@@ -1,0 +1,254 @@
+"""From effects to commands: every number of an effect is checked here, before anything is enqueued.
+
+A wrong unit would be written over memory of somebody else, so an assembly trusts no column: units
+lie on their band's grid and outside the sink, places within their table.
+"""
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias, assert_never
+
+import numpy as np
+
+from kvd_client.device.port import Commands, Device, Event, IntArray, Memory
+from kvd_client.errors import ReplyError
+from kvd_proto.memory import BandPlan, Lifetime, StoragePlan
+from kvd_proto.outcomes import (
+    NO_COLUMN,
+    AnyEffect,
+    ClearSlots,
+    Copy,
+    Move,
+    Outcome,
+    ResetRows,
+    Wait,
+    WriteMap,
+    WriteRows,
+    WriteSlots,
+    Zero,
+)
+
+Columns: TypeAlias = tuple[IntArray, ...]
+"""The columns of one outcome, by place."""
+
+NOTHING: Final = np.zeros(0, dtype=np.int64)
+"""An empty list of units or rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    """Between two pieces of commands: the stream waits for an event."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchWork:
+    """What effects asked of the next launch, to be done on its stream ahead of its kernels."""
+
+    clear_slots: IntArray
+    """Physical slots of the state band to fill with zero."""
+    reset_rows: IntArray
+    """Request rows whose request-scoped device state belongs to an earlier request."""
+
+    @property
+    def empty(self) -> bool:
+        """Return whether there is nothing to do."""
+        return not len(self.clear_slots) and not len(self.reset_rows)
+
+
+def decode_columns(outcome: Outcome) -> Columns:
+    """Return an outcome's columns as 64-bit arrays, converted once; raises ReplyError."""
+    if len(outcome.columns) % 4:
+        raise ReplyError(f"columns of {len(outcome.columns)} bytes are no int32 numbers")
+    flat = np.frombuffer(outcome.columns, dtype="<i4").astype(np.int64)
+    columns: list[IntArray] = []
+    start = 0
+    for length in outcome.lengths:
+        if length < 0:
+            raise ReplyError(f"a column cannot have {length} numbers")
+        columns.append(flat[start : start + length])
+        start += length
+    if start != len(flat):
+        raise ReplyError(f"columns hold {len(flat)} numbers, their lengths say {start}")
+    return tuple(columns)
+
+
+class Assembly:
+    """Commands and waits of one reply, in order, and what it leaves to the next launch."""
+
+    def __init__(
+        self, device: Device, memory: Memory, plan: StoragePlan, launch_work: LaunchWork
+    ) -> None:
+        self._device = device
+        self._memory = memory
+        self._plan = plan
+        self._columns: Columns = ()
+        self._commands = device.commands(memory)
+        self._clear_slots = [launch_work.clear_slots]
+        self._reset_rows = [launch_work.reset_rows]
+        self.pieces: list[Commands | WaitFor] = [self._commands]
+
+    def use_columns(self, columns: Columns) -> None:
+        """Set the columns that the effects added from here on refer to."""
+        self._columns = columns
+
+    def launch_work(self) -> LaunchWork:
+        """Return what is left to the next launch: the earlier work and this reply's."""
+        if len(self._clear_slots) == 1 and len(self._reset_rows) == 1:
+            return LaunchWork(self._clear_slots[0], self._reset_rows[0])
+        return LaunchWork(np.concatenate(self._clear_slots), np.concatenate(self._reset_rows))
+
+    def add_progress(self, position: int, segment_index: int) -> None:
+        """Add the write that says that everything up to here is done."""
+        self._commands.write_words(
+            offset_bytes=self._plan.region.progress.offset_bytes, values=(position, segment_index)
+        )
+
+    def add_wait(self, event: Event) -> None:
+        """Add a wait for an event: what is added later runs behind it."""
+        self.pieces.append(WaitFor(event))
+        self._commands = self._device.commands(self._memory)
+        self.pieces.append(self._commands)
+
+    def add(self, effect: AnyEffect) -> None:
+        """Add one effect; raises ReplyError if it does not fit the plan."""
+        match effect:
+            case Zero():
+                self._zero(effect)
+            case WriteMap():
+                self._write_map(effect)
+            case WriteRows():
+                self._write_rows(effect)
+            case WriteSlots():
+                self._write_slots(effect)
+            case ClearSlots():
+                units = self._column(effect.units)
+                _check_units(self._state_band(), units)
+                self._clear_slots.append(units)
+            case ResetRows():
+                self._reset_rows.append(self._rows(effect.rows))
+            case Move():
+                self._move(effect)
+            case Wait():
+                raise ReplyError(f"nothing is known here of step {effect.step}")
+            case Copy():
+                raise ReplyError(f"this build has no host pool to copy band {effect.band} with")
+            case _:
+                assert_never(effect)
+
+    def _zero(self, effect: Zero) -> None:
+        band = self._band(effect.band)
+        units = self._column(effect.units)
+        _check_units(band, units)
+        self._commands.zero_units(base_bytes=0, unit_bytes=band.unit_bytes, units=units)
+
+    def _write_map(self, effect: WriteMap) -> None:
+        band = self._band(effect.band)
+        table = self._plan.region.band_maps[effect.band]
+        virtual = self._column(effect.virtual)
+        # Entry 0 is the sink's and never changes.
+        _check_range(f"virtual id of band {band.name}", virtual, 1, table.entry_count)
+        if effect.physical == NO_COLUMN:
+            physical = np.zeros(len(virtual), dtype=np.int64)
+        else:
+            physical = self._column(effect.physical)
+            _check_units(band, physical)
+        self._commands.write_int32(
+            offset_bytes=table.offset_bytes, indices=virtual, values=physical
+        )
+
+    def _write_rows(self, effect: WriteRows) -> None:
+        plan = self._plan
+        rows = self._rows(effect.rows)
+        places = self._column(effect.places)
+        virtual = self._column(effect.virtual)
+        _check_range("place in a row", places, 0, plan.row_pages)
+        _check_range("virtual page", virtual, 0, plan.virtual_page_count)
+        if len(rows) != len(places):
+            raise ReplyError(f"{len(rows)} rows and {len(places)} places do not pair up")
+        self._commands.write_int32(
+            offset_bytes=plan.region.request_table.offset_bytes,
+            indices=rows * plan.row_pages + places,
+            values=virtual,
+        )
+        # The pages of a row come in ascending places, so the last one says how far it reaches.
+        self._commands.write_int32(
+            offset_bytes=plan.region.row_lengths.offset_bytes,
+            indices=rows,
+            values=(places + 1) * plan.page_tokens,
+        )
+
+    def _write_slots(self, effect: WriteSlots) -> None:
+        table = self._plan.region.state_table
+        if table is None:
+            raise ReplyError("a write of state slots, but the plan has no state band")
+        rows = self._rows(effect.rows)
+        virtual = self._column(effect.virtual)
+        _check_range("state slot id", virtual, 0, self._plan.virtual_slot_count)
+        self._commands.write_int32(
+            offset_bytes=table.offset_bytes, indices=rows * table.column_count, values=virtual
+        )
+
+    def _move(self, effect: Move) -> None:
+        band = self._band(effect.band)
+        sources = self._column(effect.sources)
+        destinations = self._column(effect.destinations)
+        _check_units(band, sources)
+        _check_units(band, destinations)
+        if np.intersect1d(sources, destinations).size:
+            raise ReplyError(f"a move of band {band.name} has units that are source and target")
+        self._commands.move_units(
+            base_bytes=0, unit_bytes=band.unit_bytes, sources=sources, destinations=destinations
+        )
+        if band.lifetime is Lifetime.STATE:
+            self._follow_move(sources, destinations)
+
+    def _follow_move(self, sources: IntArray, destinations: IntArray) -> None:
+        """Let slots that the next launch is to clear follow a move of theirs."""
+        slots = np.concatenate(self._clear_slots)
+        if not len(slots) or not len(sources):
+            return
+        order = np.argsort(sources, kind="stable")
+        places = np.minimum(np.searchsorted(sources[order], slots), len(sources) - 1)
+        moved = sources[order][places] == slots
+        self._clear_slots = [np.where(moved, destinations[order][places], slots)]
+
+    def _column(self, index: int) -> IntArray:
+        if not 0 <= index < len(self._columns):
+            raise ReplyError(f"an effect names column {index} of {len(self._columns)}")
+        return self._columns[index]
+
+    def _rows(self, index: int) -> IntArray:
+        rows = self._column(index)
+        # Row 0 is the padding row and never changes.
+        _check_range("request row", rows, 1, self._plan.row_count)
+        return rows
+
+    def _band(self, index: int) -> BandPlan:
+        if not 0 <= index < len(self._plan.bands):
+            raise ReplyError(f"an effect names band {index} of {len(self._plan.bands)}")
+        return self._plan.bands[index]
+
+    def _state_band(self) -> BandPlan:
+        band = state_band(self._plan)
+        if band is None:
+            raise ReplyError("slots are to be cleared, but the plan has no state band")
+        return band
+
+
+def state_band(plan: StoragePlan) -> BandPlan | None:
+    """Return the plan's state band, or None."""
+    return next((band for band in plan.bands if band.lifetime is Lifetime.STATE), None)
+
+
+def _check_units(band: BandPlan, units: IntArray) -> None:
+    _check_range(f"unit of band {band.name}", units, band.unit_index_min, band.unit_index_end_count)
+
+
+def _check_range(what: str, numbers: IntArray, start: int, end: int) -> None:
+    if not len(numbers):
+        return
+    # Read as unsigned, a number below the start is a huge one: a single pass finds both.
+    if int((numbers - start).view(np.uint64).max()) >= end - start:
+        wrong = next(int(number) for number in numbers if not start <= number < end)
+        raise ReplyError(f"{what} {wrong} is not within [{start}, {end})")
