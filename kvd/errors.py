@@ -1,12 +1,13 @@
 """Errors of the daemon and the command line.
 
 KvdError (kvd_proto.errors)
-+-- DeclareError     the model's configuration cannot be turned into layers; the model's or caller's fault
++-- DeclareError     the model's configuration cannot be turned into layers
 +-- PlanError        the layers cannot share an arena as declared; names the layer
 +-- SizeError        the numbers do not fit; names the number and what would be right
 +-- SettingError     a setting is unknown, does not parse or is out of range
 +-- FileError        a file is missing, unreadable or not what it should be
 +-- OperationError   an operation names something wrong; nothing was changed
++-- DivergenceError  mirrored ranks sent different operations; the engine's schedulers' fault
 +-- SessionError     a message from a peer that has no right to it now
 +-- ServeError       the daemon or holder cannot start or be reached
 +-- WorkloadError    a replayed workload cannot go on, or one of its processes failed
@@ -77,3 +78,10 @@ class InvariantError(KvdError):
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}", code=ErrorCode.INVARIANT)
         self.name = name
+
+
+class DivergenceError(KvdError):
+    """Mirrored ranks sent different operations; the incarnation ends."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=ErrorCode.DIVERGED)

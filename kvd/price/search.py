@@ -91,9 +91,7 @@ def _extend_from(
     return None
 
 
-def _extensions(
-    geometry: ChainGeometry, index: int, spans: Spans, extension: int
-) -> list[Span]:
+def _extensions(geometry: ChainGeometry, index: int, spans: Spans, extension: int) -> list[Span]:
     """Return the spans that grow band ``index`` by ``extension`` units, the preferred one first."""
     band = geometry.bands[index]
     start, end = spans[index]

@@ -63,7 +63,7 @@ def join_batch(operations: Sequence[bytes]) -> bytes:
 
 def decode_operation(encoded: bytes | msgspec.Raw) -> Operation:
     """Decode one operation; raises FrameError."""
-    return _decode(_operation_decoder, encoded, "operation")  # type: ignore[arg-type]
+    return _decode(_operation_decoder, encoded, "operation")
 
 
 def decode_fact(encoded: bytes) -> AnyFact:

@@ -1,11 +1,11 @@
 """Control messages: how peers meet, prove who they are, part, and look in from outside."""
 
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from kvd_proto.memory import DeclaredModel, SizingInputs, StoragePlan
+from kvd_proto.memory import Declaration, SizingInputs, StoragePlan
 
 
 class Role(StrEnum):
@@ -72,8 +72,8 @@ class Hello(Control, frozen=True, tag="hello", omit_defaults=True):
     """First message of a rank. Every rank of a group declares the whole; digests must match.
 
     ``ticket`` proves which process is speaking: the daemon hands it out over its descriptor socket,
-    where the kernel vouches for the peer. ``declare`` is a Hugging Face config as a mapping, or the
-    layers' parts. ``pid`` and ``started_at`` are for display.
+    where the kernel vouches for the peer. ``declare`` is the whole model, as a configuration or as
+    parts. ``pid`` and ``started_at`` are for display.
     """
 
     version_min: int
@@ -88,8 +88,7 @@ class Hello(Control, frozen=True, tag="hello", omit_defaults=True):
     tp: int = 1
     pp: int = 1
     program: int = 0
-    declare: dict[str, Any] | DeclaredModel | None = None
-    draft: dict[str, Any] | None = None
+    declare: Declaration | None = None
     sizing: SizingInputs = SizingInputs()
     gpu_uuid: str = ""
     pid: int = 0

@@ -1,9 +1,9 @@
 """Operations: what a program asks of its stage, each logged, numbered and compared singly.
 
-Lists of request ids are raw little-endian int64 arrays, token counts raw little-endian int32 arrays.
+Lists of request ids are raw little-endian int64 arrays, token counts raw little-endian int32 ones.
 An operation whose ``requests`` is empty means the program's standing set: the requests that its
-``standing`` operations put there and that are not freed. Nothing in a body names a process, a rank,
-a clock or a host.
+``standing`` operations put there and that are not freed. Nothing in a body names a process, a
+rank, a clock or a host.
 """
 
 from typing import TypeAlias

@@ -1,8 +1,8 @@
 """Outcomes: what an entry of the log decided, as a logical result and as effects for the device.
 
 Ids travel once, as columns: little-endian int32 arrays laid end to end in ``Outcome.columns`` with
-their lengths in ``Outcome.lengths``. A result or an effect names a column by its place in that list,
-so effects refer to what the result granted instead of repeating it. ``NO_COLUMN`` stands for none.
+their lengths in ``Outcome.lengths``. A result or an effect names a column by its place in that
+list, so effects refer to what the result granted instead of repeating it. ``NO_COLUMN`` stands for none.
 """
 
 from enum import IntEnum, StrEnum
@@ -178,7 +178,7 @@ class TakeResult(Result, frozen=True, array_like=True, tag="taken"):
     """The pages granted: for each its row, its place in the row and its virtual page.
 
     ``physical`` holds one column per band in chain order; a state band's column lists slots, a band
-    without new units has ``NO_COLUMN``. All columns are ``NO_COLUMN`` when no request crossed a page.
+    without new units has ``NO_COLUMN``. All are ``NO_COLUMN`` when no request crossed a page.
     """
 
     page_rows: int = NO_COLUMN
@@ -210,9 +210,7 @@ class Failed(Result, frozen=True, array_like=True, tag="failed"):
     message: str
 
 
-AnyResult: TypeAlias = (
-    Done | Refusal | AdmitResult | TakeResult | Freed | Skipped | NotRun | Failed
-)
+AnyResult: TypeAlias = Done | Refusal | AdmitResult | TakeResult | Freed | Skipped | NotRun | Failed
 RESULT_TYPES: tuple[type[Result], ...] = (
     Done,
     Refusal,

@@ -1,0 +1,317 @@
+"""One band: its span, its holes, and which unit is bound to which name.
+
+Units are indices on the band's own grid. ``_owner_of[unit]`` carries the unit's state as well as
+its name: a positive value is the virtual id bound to it, OUTSIDE and HOLE say that it is not bound.
+
+Invariants:
+    band.conservation: span = live + holes, each unit in one class only;
+    band.maps_inverse: a bound unit and its virtual id name each other;
+    band.ids_partition: every id of a band that mints is either free or bound;
+    band.holes_ordered: the hole container and the inbox hold exactly the units marked HOLE.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvd.alloc.checks import CheckLevel, CheckMonitor
+from kvd.alloc.holes import HoleSet
+from kvd.alloc.ids import FreeIds
+from kvd.errors import OperationError
+from kvd.price.geometry import BandGeometry, BandKind
+from kvd.price.search import Span
+from kvd_proto.errors import ErrorCode
+
+Units: TypeAlias = NDArray[np.int64]
+
+OUTSIDE = 0
+HOLE = -1
+SINK = -9
+"""State of unit 0: a value that no virtual id and no other state can have."""
+
+IOTA: Units = np.arange(4096, dtype=np.int64)
+"""Shared counter, sliced where a fresh one would cost more than the work."""
+IOTA.setflags(write=False)
+
+_ABSORB_SCAN_UNITS = 256
+"""First stretch looked at when a frontier draws back; doubled while all of it is holes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BandStatistics:
+    """A band's counts at one moment."""
+
+    name: str
+    chain_kind: str
+    unit_bytes: int
+    unit_index_min: int
+    unit_index_end_count: int
+    span_start_index: int
+    span_end_index: int
+    live_units: int
+    hole_units: int
+    promised_units: int
+    virtual_free_count: int
+    absorbed_units_total: int
+    taken_units_total: int
+
+
+class Band:
+    """One band of a chain; ``id_count`` is the size of the virtual space it is indexed by."""
+
+    def __init__(
+        self, geometry: BandGeometry, *, id_count: int, mints: bool, monitor: CheckMonitor
+    ) -> None:
+        self.geometry = geometry
+        self.live_units = 0
+        self.hole_units = 0
+        self.promised_units = 0
+        self.absorbed_units_total = 0
+        self.taken_units_total = 0
+        self.free_ids = FreeIds(id_count) if mints else None
+        self._monitor = monitor
+        self._down = geometry.kind is BandKind.GROW_DOWN
+        self._mirror = geometry.unit_index_end_count - 1
+        anchor = geometry.unit_index_end_count if self._down else geometry.unit_index_min
+        self.start_index = self.end_index = anchor
+        self._physical_of = np.zeros(id_count, dtype=np.int64)
+        self._owner_of = np.zeros(max(1, geometry.unit_index_end_count), dtype=np.int64)
+        self._physical_of[:] = 0
+        self._owner_of[:] = OUTSIDE
+        self._owner_of[0] = SINK
+        self._holes = HoleSet(geometry.unit_index_end_count)
+        self._inbox: list[Units] = []
+
+    @property
+    def span(self) -> Span:
+        """Return the span as unit indices."""
+        return self.start_index, self.end_index
+
+    @property
+    def unpromised_units(self) -> int:
+        """Return the holes that nobody was promised."""
+        return self.hole_units - self.promised_units
+
+    def acquire(self, count: int) -> Units:
+        """Return ``count`` holes, lowest place first; the one place where units are handed out."""
+        assert count <= self.hole_units
+        if count > len(self._holes):
+            self.merge_freed()
+        places = self._holes.take(count)
+        units = self._mirror - places if self._down else places
+        self.hole_units -= count
+        self.live_units += count
+        self.taken_units_total += count
+        return units
+
+    def bind(self, virtual: Units, physical: Units) -> None:
+        """Give acquired units their names."""
+        if self._monitor.level >= CheckLevel.WARN:
+            states = self._owner_of[physical]
+            if np.count_nonzero(states == HOLE) != physical.size:
+                self._monitor.fail(
+                    "band.take_unbound", f"band {self.geometry.name} handed out a used unit"
+                )
+            if np.count_nonzero(self._physical_of[virtual]):
+                self._monitor.fail(
+                    "band.take_unbound", f"band {self.geometry.name} bound a virtual id twice"
+                )
+        self._physical_of[virtual] = physical
+        self._owner_of[physical] = virtual
+
+    def physical(self, virtual: Units) -> Units:
+        """Return the physical units of virtual ids; an unbound id reads as the sink, 0."""
+        return self._physical_of[virtual]
+
+    def release(self, virtual: Units) -> None:
+        """Unbind ids at once; their units become holes.
+
+        ``virtual`` is contiguous. Raises OperationError, before anything is changed, for the sink,
+        an id out of range, an unbound id and an id that is named twice.
+        """
+        if virtual.size == 0:
+            return
+        try:
+            physical = self._physical_of[virtual]
+        except IndexError:
+            self._refuse_ids(virtual)
+            raise
+        # A negative or unbound id meets a unit that does not name it back, the sink included.
+        before = self._owner_of[physical]
+        if before.tobytes() != virtual.tobytes():
+            self._refuse_ids(virtual)
+        # Writing a counter through the units and reading it back finds an id that is named twice.
+        order = IOTA[: virtual.size] if virtual.size <= IOTA.size else np.arange(virtual.size)
+        self._owner_of[physical] = order
+        if self._owner_of[physical].tobytes() != order.tobytes():
+            self._owner_of[physical] = before
+            self._refuse_ids(virtual)
+        self._physical_of[virtual] = 0
+        self._owner_of[physical] = HOLE
+        self.live_units -= virtual.size
+        self.hole_units += virtual.size
+        if self.free_ids is not None:
+            self.free_ids.give(virtual)
+        self._inbox.append(physical)
+
+    def grow(self, span: Span) -> None:
+        """Extend the span; the new units are holes."""
+        start, end = span
+        if self.start_index == self.end_index and not self._anchored():
+            self.start_index = self.end_index = start  # a parked float: place it
+        assert start <= self.start_index
+        assert end >= self.end_index
+        for low, high in ((start, self.start_index), (self.end_index, end)):
+            if low < high:
+                self._owner_of[low:high] = HOLE
+                self._holes.add_range(*self._places(low, high))
+                self.hole_units += high - low
+        self.start_index, self.end_index = start, end
+
+    def merge_freed(self) -> None:
+        """Move freed units from the inbox into the ordered holes."""
+        if not self._inbox:
+            return
+        units = self._inbox[0] if len(self._inbox) == 1 else np.concatenate(self._inbox)
+        self._inbox.clear()
+        self._holes.add(self._mirror - units if self._down else units)
+
+    def absorb(self) -> int:
+        """Draw frontiers back over holes that nobody was promised; return how many units left.
+
+        Freed units must be merged before. A float that keeps nothing parks, which makes it
+        transparent.
+        """
+        assert not self._inbox
+        absorbed = 0
+        if self.geometry.kind is not BandKind.GROW_DOWN:
+            absorbed += self._absorb_high()
+        if self.geometry.kind is not BandKind.GROW_UP:
+            absorbed += self._absorb_low()
+        self.absorbed_units_total += absorbed
+        return absorbed
+
+    def statistics(self) -> BandStatistics:
+        """Return the band's counts."""
+        return BandStatistics(
+            name=self.geometry.name,
+            chain_kind=self.geometry.kind.value,
+            unit_bytes=self.geometry.unit_bytes,
+            unit_index_min=self.geometry.unit_index_min,
+            unit_index_end_count=self.geometry.unit_index_end_count,
+            span_start_index=self.start_index,
+            span_end_index=self.end_index,
+            live_units=self.live_units,
+            hole_units=self.hole_units,
+            promised_units=self.promised_units,
+            virtual_free_count=0 if self.free_ids is None else len(self.free_ids),
+            absorbed_units_total=self.absorbed_units_total,
+            taken_units_total=self.taken_units_total,
+        )
+
+    def bound_ids(self) -> Units:
+        """Return all bound virtual ids, ascending; for checks."""
+        return self._physical_of.nonzero()[0]
+
+    def check(self) -> None:
+        """Check every invariant of the band from its maps.
+
+        Invariants: band.conservation, band.maps_inverse, band.ids_partition, band.holes_ordered.
+        """
+        name = self.geometry.name
+        inside = self._owner_of[self.start_index : self.end_index]
+        live, holes = int(np.count_nonzero(inside > 0)), int(np.count_nonzero(inside == HOLE))
+        total = np.count_nonzero(self._owner_of[1:]) if self._owner_of.size > 1 else 0
+        span_units = self.end_index - self.start_index
+        if (live, holes) != (self.live_units, self.hole_units) or live + holes != span_units:
+            self._monitor.fail(
+                "band.conservation",
+                f"band {name}: span of {span_units} units holds {live} live and {holes} holes; "
+                f"the books say {self.live_units} and {self.hole_units}",
+            )
+        if total != live + holes or self._owner_of[0] != SINK:
+            self._monitor.fail("band.conservation", f"band {name} has units outside its span")
+        ids = self.bound_ids()
+        if ids.size != live or not np.array_equal(self._owner_of[self._physical_of[ids]], ids):
+            self._monitor.fail(
+                "band.maps_inverse", f"band {name} binds {ids.size} ids to {live} units"
+            )
+        if self.free_ids is not None:
+            everything = np.sort(np.concatenate((self.free_ids.ids(), ids)))
+            if not np.array_equal(everything, np.arange(1, self._physical_of.size)):
+                self._monitor.fail("band.ids_partition", f"band {name} lost or doubled an id")
+        places = self._holes.places()
+        merged = np.concatenate((self._mirror - places if self._down else places, *self._inbox))
+        expected = (inside == HOLE).nonzero()[0] + self.start_index
+        if not np.array_equal(np.sort(merged), expected) or not self._holes.front_is_exact():
+            self._monitor.fail("band.holes_ordered", f"band {name} disagrees with its unit map")
+
+    def _anchored(self) -> bool:
+        return self.geometry.kind is not BandKind.FLOAT
+
+    def _places(self, low: int, high: int) -> Span:
+        """Return the half-open range of places of the units ``[low, high)``."""
+        return (self._mirror + 1 - high, self._mirror + 1 - low) if self._down else (low, high)
+
+    def _absorb_high(self) -> int:
+        """Draw the high frontier back; return the units that left."""
+        absorbed = 0
+        scan = _ABSORB_SCAN_UNITS
+        while self.unpromised_units > 0 and self._owner_of[self.end_index - 1] == HOLE:
+            scan = min(scan, self.unpromised_units, self.end_index - self.start_index)
+            stretch = self._owner_of[self.end_index - scan : self.end_index]
+            used = (stretch != HOLE).nonzero()[0]
+            count = scan if used.size == 0 else scan - 1 - int(used[-1])
+            self._drop(self.end_index - count, self.end_index)
+            self.end_index -= count
+            absorbed += count
+            scan *= 2
+        return absorbed
+
+    def _absorb_low(self) -> int:
+        """Draw the low frontier back; return the units that left."""
+        absorbed = 0
+        scan = _ABSORB_SCAN_UNITS
+        while (
+            self.unpromised_units > 0
+            and self.start_index < self.end_index
+            and self._owner_of[self.start_index] == HOLE
+        ):
+            scan = min(scan, self.unpromised_units, self.end_index - self.start_index)
+            stretch = self._owner_of[self.start_index : self.start_index + scan]
+            used = (stretch != HOLE).nonzero()[0]
+            count = scan if used.size == 0 else int(used[0])
+            self._drop(self.start_index, self.start_index + count)
+            self.start_index += count
+            absorbed += count
+            scan *= 2
+        return absorbed
+
+    def _drop(self, low: int, high: int) -> None:
+        """Let the holes ``[low, high)`` leave the band."""
+        self._owner_of[low:high] = OUTSIDE
+        self._holes.remove_range(*self._places(low, high))
+        self.hole_units -= high - low
+
+    def _refuse_ids(self, virtual: Units) -> None:
+        """Raise for the first id that cannot be freed, naming it."""
+        seen: set[int] = set()
+        for page in virtual.tolist():
+            if page == 0:
+                problem = "is the sink, which is never freed"
+            elif not 0 < page < self._physical_of.size:
+                problem = f"is outside [1, {self._physical_of.size})"
+            elif page in seen:
+                problem = "is named twice"
+            elif self._physical_of[page] == 0:
+                problem = "is not bound: it was never taken, or is freed already"
+            else:
+                seen.add(page)
+                continue
+            raise OperationError(
+                f"virtual page {page} of band {self.geometry.name} {problem}",
+                code=ErrorCode.BAD_PAGE,
+            )
+        self._monitor.fail("band.free_of_bound_page", f"band {self.geometry.name}: maps disagree")

@@ -1,0 +1,127 @@
+"""The registry of invariants: name, level, whether breaking it is fatal, and what it protects."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kvd.errors import InvariantError
+
+
+class CheckLevel(IntEnum):
+    """How much is checked, and what a broken check does."""
+
+    OFF = 0
+    """Only checks marked as always on."""
+    WARN = 1
+    """Cheap checks too; a fatal one raises, the others count."""
+    STRICT = 2
+    """Everything, after every operation; everything raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One named invariant."""
+
+    name: str
+    level: CheckLevel
+    fatal: bool
+    protects: str
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(
+        name="band.conservation",
+        level=CheckLevel.STRICT,
+        fatal=True,
+        protects="every unit of a span is live or a hole, and is counted once",
+    ),
+    Check(
+        name="band.free_of_bound_page",
+        level=CheckLevel.WARN,
+        fatal=True,
+        protects="only bound units are freed, so no page is handed out twice",
+    ),
+    Check(
+        name="band.take_unbound",
+        level=CheckLevel.WARN,
+        fatal=True,
+        protects="units and names handed out belong to nobody",
+    ),
+    Check(
+        name="band.maps_inverse",
+        level=CheckLevel.STRICT,
+        fatal=True,
+        protects="a virtual page and its physical page name each other",
+    ),
+    Check(
+        name="band.ids_partition",
+        level=CheckLevel.STRICT,
+        fatal=True,
+        protects="every virtual id is either free or bound, never both, never neither",
+    ),
+    Check(
+        name="band.holes_ordered",
+        level=CheckLevel.STRICT,
+        fatal=True,
+        protects="the hole container agrees with the unit map and hands out the lowest place",
+    ),
+    Check(
+        name="chain.spans_ordered",
+        level=CheckLevel.WARN,
+        fatal=True,
+        protects="spans lie between sink and arena end and never overlap in bytes",
+    ),
+    Check(
+        name="chain.promises_covered",
+        level=CheckLevel.WARN,
+        fatal=True,
+        protects="what admission promised is held back in every band, so a promised take succeeds",
+    ),
+    Check(
+        name="chain.windows_on_owner",
+        level=CheckLevel.STRICT,
+        fatal=True,
+        protects="a window page is bound only to a virtual page that the owner has bound",
+    ),
+    Check(
+        name="request.rows_match_bands",
+        level=CheckLevel.STRICT,
+        fatal=True,
+        protects="requests hold exactly the live units, so nothing leaks and nothing is shared",
+    ),
+    Check(
+        name="request.promises_add_up",
+        level=CheckLevel.STRICT,
+        fatal=True,
+        protects="the chain's promises are the sum of what its requests may still take",
+    ),
+    Check(
+        name="step.order",
+        level=CheckLevel.OFF,
+        fatal=True,
+        protects="steps are launched and processed in order, each once",
+    ),
+    Check(
+        name="log.positions_gapless",
+        level=CheckLevel.OFF,
+        fatal=True,
+        protects="every entry of the log follows the one before it",
+    ),
+)
+"""``level`` is the lowest level at which the check runs."""
+
+_BY_NAME = {check.name: check for check in CHECKS}
+
+
+class CheckMonitor:
+    """The level in force and what was counted below it."""
+
+    def __init__(self, level: CheckLevel) -> None:
+        self.level = level
+        self.broken_count: dict[str, int] = {}
+
+    def fail(self, name: str, message: str) -> None:
+        """Report a broken invariant: raise InvariantError, or count it where it is not fatal."""
+        check = _BY_NAME[name]
+        if check.fatal or self.level is CheckLevel.STRICT:
+            raise InvariantError(name, message)
+        self.broken_count[name] = self.broken_count.get(name, 0) + 1

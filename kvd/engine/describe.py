@@ -1,0 +1,37 @@
+"""Entries in words, for people: divergence reports and traces."""
+
+import msgspec
+import numpy as np
+
+from kvd_proto.codec import decode_operation
+from kvd_proto.errors import KvdError
+
+LIST_SHOWN_COUNT = 8
+_ID_FIELDS = {"requests": "<i8", "add": "<i8", "remove": "<i8"}
+
+
+def describe_operation(encoded: bytes) -> str:
+    """Return an encoded operation as one readable line."""
+    try:
+        operation = decode_operation(encoded)
+    except KvdError:
+        return f"{len(encoded)} bytes that are no operation"
+    fields: list[str] = []
+    for field in msgspec.structs.fields(operation):
+        value = getattr(operation, field.name)
+        if isinstance(value, bytes):
+            if not value:
+                continue
+            value = _list(value, _ID_FIELDS.get(field.encode_name, "<i4"))
+        fields.append(f"{field.name}={value}")
+    return f"{type(operation).__struct_config__.tag}({', '.join(fields)})"
+
+
+def _list(encoded: bytes, dtype: str) -> str:
+    width = np.dtype(dtype).itemsize
+    if len(encoded) % width:
+        return f"<{len(encoded)} bytes>"
+    values = np.frombuffer(encoded, dtype=dtype)
+    shown = ", ".join(str(value) for value in values[:LIST_SHOWN_COUNT].tolist())
+    more = f", ... {values.size} in all" if values.size > LIST_SHOWN_COUNT else ""
+    return f"[{shown}{more}]"

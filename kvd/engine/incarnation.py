@@ -1,0 +1,278 @@
+"""One incarnation of a stage: which ranks follow its log, and how they agree.
+
+Every operation is decided once, when the first rank sends it. A mirrored rank that sends the same
+program index later is compared with what was decided, byte by byte, and gets the same entries. A
+difference ends the incarnation: nobody can tell which rank is right.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvd.alloc.checks import CheckLevel
+from kvd.build import StageStorage
+from kvd.engine.describe import describe_operation
+from kvd.engine.log import LogRecord, StageLog
+from kvd.engine.stage import DONE, StageEngine
+from kvd.errors import DivergenceError, OperationError, SessionError
+from kvd_proto.codec import (
+    decode_fact,
+    decode_operation,
+    digest_of,
+    encode,
+    split_batch,
+)
+from kvd_proto.errors import ErrorCode, FrameError
+from kvd_proto.operations import (
+    BatchEnd,
+    Idle,
+    IncarnationEnd,
+    Launch,
+    Operation,
+    Processed,
+    RankFailed,
+    StepAborted,
+)
+from kvd_proto.outcomes import FACT_PROGRAM, OWN_PROGRAM, Entry, Failed, NotRun, Outcome
+
+NOT_RUN = Outcome(NotRun())
+BATCH_OPERATIONS_MAX = 4096
+"""Operations of one batch; it bounds how long one message keeps the daemon busy."""
+FACTS_MAX = 65536
+"""Facts that one incarnation remembers in order to ignore repetitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """A decided batch, kept until every mirrored rank has applied it."""
+
+    first_index: int
+    body: bytes
+    rank: int
+    end_position: int
+
+
+@dataclass(slots=True)
+class Program:
+    """One program's numbering, and the batches that some rank may still send or ask for again."""
+
+    next_index: int = 0
+    idle: bool = False
+    batches: deque[BatchRecord] = field(default_factory=deque[BatchRecord])
+
+
+class Incarnation:
+    """Log, engine and cursors of one stage while one set of ranks is attached."""
+
+    def __init__(
+        self,
+        storage: StageStorage,
+        *,
+        number: int,
+        ranks: tuple[int, ...],
+        level: CheckLevel,
+        ring_entries_max: int,
+        lag_entries_max: int,
+    ) -> None:
+        self.number = number
+        self.engine = StageEngine(storage, level=level)
+        self.log = StageLog(ring_entries_max=ring_entries_max)
+        self.applied = dict.fromkeys(ranks, 0)
+        self.ended: str | None = None
+        self._lag_entries_max = lag_entries_max
+        self._programs: dict[int, Program] = {}
+        self._facts: dict[tuple[int, bytes], None] = {}
+        self._own: list[IncarnationEnd] = []
+        self._last_reply: tuple[int, int, bytes] = (-1, -1, b"")
+
+    # ---- batches --------------------------------------------------------------------------------
+
+    def batch(self, *, rank: int, program: int, index: int, body: bytes) -> bytes:
+        """Decide a batch, or compare it with what was decided; return the reply's body.
+
+        Raises FrameError, OperationError or SessionError with nothing changed, and DivergenceError
+        when the ranks disagree.
+        """
+        state = self._programs.get(program)
+        if state is None:
+            state = self._programs[program] = Program()
+        if index == state.next_index:
+            record = self._decide_batch(state, program=program, rank=rank, body=body)
+        elif index > state.next_index:
+            raise SessionError(
+                f"batch starts at index {index}, program {program} continues at {state.next_index}",
+                code=ErrorCode.BAD_INDEX,
+            )
+        else:
+            record = self._compare_batch(state, program=program, rank=rank, index=index, body=body)
+        return self._reply(rank, record.end_position)
+
+    def settle(self) -> None:
+        """Do what the newest batch left for after its reply."""
+        self.engine.settle()
+        self._prune()
+
+    def confirm(self, rank: int, applied_position: int) -> None:
+        """Take in how far a rank has applied; raises SessionError for an impossible position."""
+        before = self.applied[rank]
+        if not before <= applied_position <= self.log.end_position:
+            raise SessionError(
+                f"rank {rank} says it applied position {applied_position}; it had applied "
+                f"{before} and the log ends at {self.log.end_position}",
+                code=ErrorCode.BAD_INDEX,
+            )
+        self.applied[rank] = applied_position
+
+    def next_index(self, program: int) -> int:
+        """Return the index of the program's next operation."""
+        state = self._programs.get(program)
+        return 0 if state is None else state.next_index
+
+    def lags(self, program: int, index: int) -> bool:
+        """Return whether a batch has to wait until the slowest rank has caught up."""
+        if index != self.next_index(program):
+            return False
+        return self.log.end_position - min(self.applied.values()) > self._lag_entries_max
+
+    def follow(self, rank: int) -> bytes | None:
+        """Return the entries behind a follower's cursor, or None while there are none."""
+        if self.applied[rank] >= self.log.end_position:
+            return None
+        return self._reply(rank, self.log.end_position)
+
+    # ---- facts and the daemon's own entries -----------------------------------------------------
+
+    def fact(self, rank: int, body: bytes) -> RankFailed | None:
+        """Log one rank's statement once; return it if it means that the rank cannot go on."""
+        fact = decode_fact(body)
+        if (rank, body) in self._facts:
+            return None
+        if len(self._facts) >= FACTS_MAX:
+            raise OperationError(f"one incarnation takes at most {FACTS_MAX} facts")
+        if isinstance(fact, StepAborted):
+            self.engine.steps.abort(fact.step)
+        self._facts[(rank, body)] = None
+        self._append(FACT_PROGRAM, rank, body, DONE)
+        return fact if isinstance(fact, RankFailed) else None
+
+    def submit_end(self, cause: str) -> None:
+        """End the incarnation at the next gate: behind the next step notices, or now if idle."""
+        self._own.append(IncarnationEnd(cause))
+        if all(program.idle for program in self._programs.values()):
+            self._pass_gate()
+
+    def end(self, cause: str) -> None:
+        """End the incarnation at once: nothing is decided any more, so no gate is needed."""
+        if self.ended is None:
+            self._own = [IncarnationEnd(cause)]
+            self._pass_gate()
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _decide_batch(self, state: Program, *, program: int, rank: int, body: bytes) -> BatchRecord:
+        raws = split_batch(body)
+        operations = [decode_operation(raw) for raw in raws]
+        _check_batch(operations)
+        first_index = state.next_index
+        state.idle = False
+        wrong = False
+        decide = self.engine.decide
+        for index, operation in enumerate(operations, first_index):
+            if self._own and not isinstance(operation, (Launch, Processed)):
+                self._pass_gate()
+            if self.ended is not None or (wrong and not isinstance(operation, BatchEnd)):
+                outcome = NOT_RUN
+            else:
+                try:
+                    outcome = decide(program, operation)
+                except OperationError as error:
+                    wrong = True
+                    outcome = Outcome(Failed(error.code.value, error.message))
+            self._append(program, index, bytes(raws[index - first_index]), outcome)
+        if not wrong and any(isinstance(operation, Idle) for operation in operations):
+            state.idle = True
+            if self._own:
+                self._pass_gate()
+        state.next_index = first_index + len(operations)
+        record = BatchRecord(first_index, body, rank, self.log.end_position)
+        state.batches.append(record)
+        return record
+
+    def _compare_batch(
+        self, state: Program, *, program: int, rank: int, index: int, body: bytes
+    ) -> BatchRecord:
+        for record in state.batches:
+            if record.first_index == index:
+                break
+        else:
+            raise SessionError(
+                f"batch starts at index {index}, where no batch of program {program} that is "
+                f"still kept starts; the program continues at {state.next_index}",
+                code=ErrorCode.BAD_INDEX,
+            )
+        if body != record.body:
+            raise self._divergence(record, program=program, rank=rank, body=body)
+        return record
+
+    def _divergence(
+        self, record: BatchRecord, *, program: int, rank: int, body: bytes
+    ) -> DivergenceError:
+        """Return the error that shows the first operation in which two ranks differ."""
+        decided, sent = split_batch(record.body), split_batch(body)
+        shared = min(len(decided), len(sent))
+        place = next(
+            (i for i in range(shared) if bytes(decided[i]) != bytes(sent[i])),
+            shared,
+        )
+        shown = [
+            describe_operation(bytes(side[place])) if place < len(side) else "nothing"
+            for side in (decided, sent)
+        ]
+        who = "sent again" if rank == record.rank else "sent"
+        return DivergenceError(
+            f"ranks diverged at program {program} index {record.first_index + place}: "
+            f"rank {record.rank} sent {shown[0]}, rank {rank} {who} {shown[1]}; rank "
+            f"{record.rank} has applied position {self.applied[record.rank]}, rank {rank} "
+            f"position {self.applied[rank]}"
+        )
+
+    def _reply(self, rank: int, end_position: int) -> bytes:
+        applied = self.applied[rank]
+        last_applied, last_end, frame = self._last_reply
+        if (applied, end_position) != (last_applied, last_end):
+            frame = self.log.reply(applied, max(applied, end_position))
+            self._last_reply = (applied, end_position, frame)
+        return frame
+
+    def _append(self, program: int, index: int, body: bytes, outcome: Outcome) -> None:
+        entry = encode(Entry(program, index, digest_of(body), outcome))
+        self.log.append(LogRecord(program, index, body, entry))
+
+    def _pass_gate(self) -> None:
+        for own in self._own:
+            self._append(OWN_PROGRAM, 0, encode(own), DONE)
+            self.ended = own.cause
+        self._own = []
+
+    def _prune(self) -> None:
+        """Forget batches and entries that every rank has applied, save for the ring."""
+        slowest = min(self.applied.values())
+        for state in self._programs.values():
+            batches = state.batches
+            # A rank's newest batch may be sent again until a later one proves its reply arrived.
+            while len(batches) > 1 and batches[0].end_position <= slowest:
+                batches.popleft()
+        self.log.trim(slowest)
+
+
+def _check_batch(operations: list[Operation]) -> None:
+    """Raise FrameError unless the batch is bounded and its one batch_end stands last."""
+    if len(operations) > BATCH_OPERATIONS_MAX:
+        raise FrameError(
+            f"batch of {len(operations)} operations, at most {BATCH_OPERATIONS_MAX} are allowed"
+        )
+    ends = [isinstance(operation, BatchEnd) for operation in operations]
+    if not ends or not ends[-1] or sum(ends) != 1:
+        raise FrameError(
+            f"batch of {len(operations)} operations has {sum(ends)} batch_end; exactly one is "
+            f"needed, as its last operation"
+        )

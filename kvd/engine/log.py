@@ -1,0 +1,86 @@
+"""The log of one stage: every entry in one total order, bounded in memory.
+
+An entry is kept while some rank has not applied it, and after that in a ring of the newest ones,
+for whoever wants to look back.
+
+Invariant:
+    log.positions_gapless: every entry follows the one before it; the first stands at position 1.
+"""
+
+from dataclasses import dataclass
+
+from kvd.errors import SessionError
+from kvd_proto.codec import join_reply
+from kvd_proto.errors import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """One entry: who caused it, what it said, and how ranks receive it."""
+
+    program: int
+    index: int
+    """Program index; for a fact the rank that reported it."""
+    body: bytes
+    entry: bytes
+
+
+class StageLog:
+    """Entries ``(first_position, ..., end_position)`` of one incarnation of a stage."""
+
+    def __init__(self, *, ring_entries_max: int) -> None:
+        self._records: list[LogRecord] = []
+        self._dropped_count = 0
+        self._ring_entries_max = ring_entries_max
+        self.bytes_total = 0
+        self.kept_bytes = 0
+
+    @property
+    def end_position(self) -> int:
+        """Return the position of the newest entry; 0 for an empty log."""
+        return self._dropped_count + len(self._records)
+
+    @property
+    def first_position(self) -> int:
+        """Return the position of the oldest entry that is kept."""
+        return self._dropped_count + 1
+
+    def append(self, record: LogRecord) -> int:
+        """Append an entry and return its position."""
+        self._records.append(record)
+        size = len(record.body) + len(record.entry)
+        self.bytes_total += size
+        self.kept_bytes += size
+        return self._dropped_count + len(self._records)
+
+    def records(self, first_position: int, end_position: int) -> list[LogRecord]:
+        """Return the entries from ``first_position`` to ``end_position``, both included.
+
+        Raises SessionError when an entry asked for is not kept any more.
+        """
+        start = first_position - 1 - self._dropped_count
+        if start < 0:
+            raise SessionError(
+                f"position {first_position} is gone, the log starts at {self.first_position}",
+                code=ErrorCode.FENCED,
+            )
+        return self._records[start : end_position - self._dropped_count]
+
+    def reply(self, applied_position: int, end_position: int) -> bytes:
+        """Return the reply body with the entries behind a rank's cursor up to ``end_position``."""
+        records = self.records(applied_position + 1, end_position)
+        return join_reply(applied_position + 1, [record.entry for record in records])
+
+    def trim(self, applied_position_min: int) -> None:
+        """Drop entries that every rank has applied and that the ring has no room for."""
+        surplus = len(self._records) - self._ring_entries_max
+        # Dropping in strides keeps the cost of one batch flat.
+        if surplus < self._ring_entries_max // 4:
+            return
+        surplus = min(surplus, applied_position_min - self._dropped_count)
+        if surplus > 0:
+            self.kept_bytes -= sum(
+                len(record.body) + len(record.entry) for record in self._records[:surplus]
+            )
+            del self._records[:surplus]
+            self._dropped_count += surplus

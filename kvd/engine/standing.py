@@ -1,0 +1,53 @@
+"""A program's standing set: the running requests, named once and then by their absence.
+
+A steady decode step names no ids at all; the set changes only when requests come or go.
+"""
+
+import numpy as np
+
+from kvd.alloc.band import Units
+from kvd.alloc.requests import RequestTable
+from kvd.errors import OperationError
+from kvd_proto.errors import ErrorCode
+
+
+class StandingSet:
+    """Rows in the order in which their requests were added; freed requests drop out."""
+
+    def __init__(self) -> None:
+        self._ids: Units = np.zeros(0, dtype=np.int64)
+        self._rows: Units = np.zeros(0, dtype=np.int64)
+        self._epoch_count = -1
+
+    def rows(self, table: RequestTable) -> Units:
+        """Return the rows of the requests that are still live."""
+        if self._epoch_count != table.epoch_count:
+            alive = table.rows.request_id[self._rows] == self._ids
+            if np.count_nonzero(alive) != alive.size:
+                self._ids, self._rows = self._ids[alive], self._rows[alive]
+            self._epoch_count = table.epoch_count
+        return self._rows
+
+    def change(self, table: RequestTable, *, add: list[int], remove: list[int]) -> None:
+        """Remove and then add requests; raises OperationError and changes nothing on wrong use."""
+        rows = self.rows(table)
+        member = np.zeros(table.rows.request_id.size, dtype=bool)
+        member[rows] = True
+        leaving = table.rows_of(remove)
+        for request, row in zip(remove, leaving.tolist(), strict=True):
+            if not member[row]:
+                raise OperationError(
+                    f"request {request} is not in the standing set",
+                    code=ErrorCode.BAD_REQUEST_ID,
+                )
+        member[leaving] = False
+        joining = table.rows_of(add)
+        for request, row in zip(add, joining.tolist(), strict=True):
+            if member[row]:
+                raise OperationError(
+                    f"request {request} is in the standing set already",
+                    code=ErrorCode.BAD_REQUEST_ID,
+                )
+        kept = rows[member[rows]]
+        self._rows = np.concatenate((kept, joining))
+        self._ids = table.rows.request_id[self._rows]
