@@ -36,7 +36,7 @@ class RequestRows:
 
     def held_units(self, band_index: int, rows: Units, *, is_window: bool) -> Units:
         """Return the units of a token band that rows hold."""
-        held = self.page_count[rows]
+        held: Units = self.page_count[rows]
         return held - self.dropped_pages[band_index][rows] if is_window else held
 
 

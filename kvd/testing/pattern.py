@@ -22,7 +22,12 @@ _SHIFT_2: Final = np.uint64(27)
 _SHIFT_3: Final = np.uint64(31)
 _LOW_BIT: Final = np.uint64(1)
 
-_WORD_TYPES: Final = ((8, np.uint64), (4, np.uint32), (2, np.uint16), (1, np.uint8))
+_WORD_TYPES: Final[tuple[tuple[int, type[np.unsignedinteger[Any]]], ...]] = (
+    (8, np.uint64),
+    (4, np.uint32),
+    (2, np.uint16),
+    (1, np.uint8),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ def entry_view(arena: npt.NDArray[np.uint8], *, entry_bytes: int) -> Words:
     """
     word_bytes, word_type = next(pair for pair in _WORD_TYPES if entry_bytes % pair[0] == 0)
     entry_count = arena.size // entry_bytes
-    flat = arena[: entry_count * entry_bytes].view(word_type)
+    flat: Words = arena[: entry_count * entry_bytes].view(word_type)
     return flat.reshape(entry_count, entry_bytes // word_bytes)
 
 

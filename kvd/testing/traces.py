@@ -1,8 +1,8 @@
 """Request traces: how long real prompts and answers were, and in which order they came.
 
-Two public formats are read: Mooncake's JSON lines (`timestamp`, `input_length`, `output_length`) and
-the CSV of Azure's LLM inference dataset (`TIMESTAMP,ContextTokens,GeneratedTokens`). The first line
-tells which. Only lengths and order are used: a replay runs as fast as it can.
+Two public formats are read: Mooncake's JSON lines (`timestamp`, `input_length`, `output_length`)
+and the CSV of Azure's LLM inference dataset (`TIMESTAMP,ContextTokens,GeneratedTokens`). The first
+line tells which. Only lengths and order are used: a replay runs as fast as it can.
 """
 
 from dataclasses import dataclass
@@ -139,8 +139,8 @@ def _read(source: TextSource, *, shown: str) -> Trace:
         first_index = head_index + 1
     else:
         raise FileError(
-            f"trace {shown}, line {head_index}: {_shown(head)} starts neither Mooncake's JSON lines "
-            f"(an object with input_length and output_length) nor Azure's CSV "
+            f"trace {shown}, line {head_index}: {_shown(head)} starts neither Mooncake's JSON "
+            f"lines (an object with input_length and output_length) nor Azure's CSV "
             f"(the heading {','.join(AZURE_COLUMNS)})"
         )
     requests: list[TraceRequest] = []

@@ -16,13 +16,14 @@ Invariants:
 import random
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from kvd.errors import WorkloadError
 from kvd_proto.outcomes import Refusal, Verdict
+from kvd_proto.scalars import RequestId
 
 STALLED_PASSES_MAX: Final = 1_000
 """Passes in a row without progress after which the replay gives up. Without overlap, memory only
@@ -34,7 +35,7 @@ the bound leaves room for a daemon that answers WAIT while older ranks' memory t
 class WorkloadRequest:
     """One request as the scheduler knows it; ids ascend in arrival order."""
 
-    request_id: int
+    request_id: RequestId
     prompt_tokens: int
     output_tokens: int
 
@@ -46,19 +47,19 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadLimits:
-    """How a scheduler fills a step; see `WorkloadLimits` fields for what binds when."""
+    """How a scheduler fills its steps."""
 
-    running_requests_max: int
+    running_count_max: int
     """Requests that hold memory at a time."""
     chunk_tokens_max: int
     """Prompt tokens of one request per step."""
     prompt_tokens_max: int
     """Prompt tokens of all requests per step."""
-    asked_requests_max: int
+    asked_count_max: int
     """Waiting requests that one batch asks for."""
-    sample_steps: int
+    sample_step_count: int
     """A sample of live requests is checked every so many steps."""
-    sample_requests: int
+    sample_request_count: int
     """Live requests in a sample."""
     seed_index: int
     """Chooses the samples."""
@@ -67,16 +68,16 @@ class WorkloadLimits:
 class Pass(msgspec.Struct, frozen=True):
     """What one batch asks for, in the order in which it is asked."""
 
-    free: tuple[int, ...]
+    free: tuple[RequestId, ...]
     advance_decoding: bool
     """The standing set as it is after the frees has computed one more token each."""
-    advance: tuple[tuple[int, int], ...]
+    advance: tuple[tuple[RequestId, int], ...]
     """Other requests and the tokens they computed."""
-    start_decoding: tuple[int, ...]
+    start_decoding: tuple[RequestId, ...]
     """Requests that join the standing set."""
-    decoding: tuple[int, ...]
+    decoding: tuple[RequestId, ...]
     """The standing set after that: takes one token each."""
-    chunks: tuple[tuple[int, int], ...]
+    chunks: tuple[tuple[RequestId, int], ...]
     """Requests in the middle of their prompts, and the next chunk's tokens."""
     asks: tuple[WorkloadRequest, ...]
     """Waiting requests, in arrival order."""
@@ -98,15 +99,15 @@ class Answers:
 class StepWork(msgspec.Struct, frozen=True):
     """What a forward writes and what is checked behind it; the same on every rank."""
 
-    requests: tuple[int, ...]
+    requests: tuple[RequestId, ...]
     """Requests that get tokens."""
     starts_tokens: tuple[int, ...]
     """Tokens each had before."""
     counts_tokens: tuple[int, ...]
     """Tokens each gets."""
-    finished: tuple[int, ...]
+    finished: tuple[RequestId, ...]
     """Requests that are over after this step: checked wholly before they are freed."""
-    sample: tuple[int, ...]
+    sample: tuple[RequestId, ...]
     """Other live requests to check wholly."""
 
     @property
@@ -115,28 +116,35 @@ class StepWork(msgspec.Struct, frozen=True):
         return not self.requests
 
 
-@dataclass(slots=True)
-class _Running:
-    request: WorkloadRequest
-    written_tokens: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadStatistics:
     """Counts of a workload so far."""
 
-    requests_served: int = 0
-    tokens_served: int = 0
-    """Prompt and output tokens of the requests that are over."""
-    tokens_written: int = 0
-    passes: int = 0
-    steps: int = 0
-    running_requests_peak: int = 0
-    waiting_passes: int = 0
+    served_count: int
+    """Requests that are over."""
+    served_tokens: int
+    """Their prompts and outputs."""
+    written_tokens: int
+    pass_count: int
+    step_count: int
+    running_count_max: int
+    """Most requests that held memory at a time."""
+    waiting_pass_count: int
     """Passes in which the oldest waiting request was asked for and had to wait."""
-    unschedulable: list[int] = field(default_factory=list[int])
-    verdicts: Counter[str] = field(default_factory=Counter[str])
-    refusals: Counter[str] = field(default_factory=Counter[str])
+    unschedulable: tuple[RequestId, ...]
+    verdicts: dict[str, int]
+    refusals: dict[str, int]
+    """Refused admissions and takes by reason."""
+
+
+class _Running:
+    """A request that holds memory."""
+
+    __slots__ = ("request", "written_tokens")
+
+    def __init__(self, request: WorkloadRequest) -> None:
+        self.request = request
+        self.written_tokens = 0
 
 
 class Workload:
@@ -148,21 +156,45 @@ class Workload:
         )
         self._limits = limits
         self._waiting = deque(requests)
-        self._reading: dict[int, _Running] = {}
-        self._decoding: dict[int, _Running] = {}
-        self._finished: tuple[int, ...] = ()
+        self._reading: dict[RequestId, _Running] = {}
+        self._decoding: dict[RequestId, _Running] = {}
+        self._finished: tuple[RequestId, ...] = ()
         self._last_work = StepWork((), (), (), (), ())
         self._random = random.Random(limits.seed_index)
         self._stalled_passes = 0
-        self.progress = Progress()
+        self._served_count = 0
+        self._served_tokens = 0
+        self._written_tokens = 0
+        self._pass_count = 0
+        self._step_count = 0
+        self._running_count_max = 0
+        self._waiting_pass_count = 0
+        self._unschedulable: list[RequestId] = []
+        self._verdicts: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
 
     @property
     def is_over(self) -> bool:
         """Return whether every request was served or given up, and freed."""
         return not (self._waiting or self._reading or self._decoding or self._finished)
 
+    def statistics(self) -> WorkloadStatistics:
+        """Return the counts so far."""
+        return WorkloadStatistics(
+            served_count=self._served_count,
+            served_tokens=self._served_tokens,
+            written_tokens=self._written_tokens,
+            pass_count=self._pass_count,
+            step_count=self._step_count,
+            running_count_max=self._running_count_max,
+            waiting_pass_count=self._waiting_pass_count,
+            unschedulable=tuple(self._unschedulable),
+            verdicts=dict(self._verdicts),
+            refusals=dict(self._refusals),
+        )
+
     @property
-    def live_tokens(self) -> Mapping[int, int]:
+    def live_tokens(self) -> Mapping[RequestId, int]:
         """Return the written tokens of every request that holds memory."""
         both = (*self._reading.values(), *self._decoding.values())
         return {item.request.request_id: item.written_tokens for item in both}
@@ -201,7 +233,7 @@ class Workload:
 
         Raises WorkloadError when nothing has moved for too long, or an answer makes no sense.
         """
-        self.progress.passes += 1
+        self._pass_count += 1
         self._finished = ()
         for key in asked.start_decoding:
             self._decoding[key] = self._reading.pop(key)
@@ -219,10 +251,12 @@ class Workload:
         self._last_work = self._work(writes)
         return self._last_work
 
-    def _next_chunks(self, reading: Sequence[_Running]) -> tuple[tuple[tuple[int, int], ...], int]:
+    def _next_chunks(
+        self, reading: Sequence[_Running]
+    ) -> tuple[tuple[tuple[RequestId, int], ...], int]:
         """Return the next chunk of requests amid their prompts, and the prompt tokens left over."""
         left_tokens = self._limits.prompt_tokens_max
-        chunks: list[tuple[int, int]] = []
+        chunks: list[tuple[RequestId, int]] = []
         for item in reading:
             count = min(
                 item.request.prompt_tokens - item.written_tokens,
@@ -240,9 +274,7 @@ class Workload:
         """Return the waiting requests to ask for, and their first chunks."""
         asks: list[WorkloadRequest] = []
         tokens: list[int] = []
-        places = min(
-            self._limits.asked_requests_max, self._limits.running_requests_max - running_count
-        )
+        places = min(self._limits.asked_count_max, self._limits.running_count_max - running_count)
         for request in self._waiting:
             if len(asks) >= places or left_tokens <= 0:
                 break
@@ -265,7 +297,7 @@ class Workload:
         ):
             assert self._waiting.popleft() is request
             verdict = Verdict(value)
-            self.progress.verdicts[verdict.name] += 1
+            self._verdicts[verdict.name] += 1
             if verdict is Verdict.FITS:
                 admitted = _Running(request)
                 self._reading[request.request_id] = admitted
@@ -273,10 +305,10 @@ class Workload:
             elif verdict is Verdict.WAIT:
                 still_waiting.append(request)
             else:
-                self.progress.unschedulable.append(request.request_id)
+                self._unschedulable.append(request.request_id)
         self._waiting.extendleft(reversed(still_waiting))
         if asked.asks and asked.asks[0] in still_waiting:
-            self.progress.waiting_passes += 1
+            self._waiting_pass_count += 1
         for refusal in answers.refusals:
             self._count_refusal(refusal)
         return writes
@@ -286,23 +318,23 @@ class Workload:
         starts = tuple(item.written_tokens for item, _ in writes)
         for item, count in writes:
             item.written_tokens += count
-            self.progress.tokens_written += count
+            self._written_tokens += count
         finished = [
             item.request
             for item, _ in writes
             if item.written_tokens >= item.request.written_tokens_max
         ]
         live = self.live_tokens
-        self.progress.running_requests_peak = max(self.progress.running_requests_peak, len(live))
+        self._running_count_max = max(self._running_count_max, len(live))
         if writes:
-            self.progress.steps += 1
+            self._step_count += 1
         self._finished = tuple(request.request_id for request in finished)
         for request in finished:
             # A request with a one-token answer is over without ever decoding.
             self._decoding.pop(request.request_id, None)
             self._reading.pop(request.request_id, None)
-            self.progress.requests_served += 1
-            self.progress.tokens_served += request.prompt_tokens + request.output_tokens
+            self._served_count += 1
+            self._served_tokens += request.prompt_tokens + request.output_tokens
         return StepWork(
             requests=tuple(item.request.request_id for item, _ in writes),
             starts_tokens=starts,
@@ -311,21 +343,21 @@ class Workload:
             sample=self._sample(),
         )
 
-    def _sample(self) -> tuple[int, ...]:
-        if self.progress.steps % self._limits.sample_steps:
+    def _sample(self) -> tuple[RequestId, ...]:
+        if self._step_count % self._limits.sample_step_count:
             return ()
         live = list(self.live_tokens)
-        return tuple(self._random.sample(live, min(self._limits.sample_requests, len(live))))
+        return tuple(self._random.sample(live, min(self._limits.sample_request_count, len(live))))
 
     def _check_progress(self, asked: Pass, writes: Sequence[tuple[_Running, int]]) -> None:
         moved = writes or asked.free or asked.start_decoding or self.is_over
         self._stalled_passes = 0 if moved else self._stalled_passes + 1
         if self._stalled_passes >= STALLED_PASSES_MAX:
-            seen = ", ".join(f"{name} {count}" for name, count in self.progress.refusals.items())
+            seen = ", ".join(f"{name} {count}" for name, count in self._refusals.items())
             raise WorkloadError(
                 f"nothing moved in {STALLED_PASSES_MAX} batches: {len(self._waiting)} requests "
                 f"wait, {len(self._reading) + len(self._decoding)} run; refusals so far: {seen}"
             )
 
     def _count_refusal(self, refusal: Refusal) -> None:
-        self.progress.refusals[str(refusal.reason)] += 1
+        self._refusals[str(refusal.reason)] += 1

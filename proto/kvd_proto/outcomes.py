@@ -2,7 +2,7 @@
 
 Ids travel once, as columns: little-endian int32 arrays laid end to end in ``Outcome.columns`` with
 their lengths in ``Outcome.lengths``. A result or an effect names a column by its place in that
-list, so effects refer to what the result granted instead of repeating it. ``NO_COLUMN`` stands for none.
+list, so effects refer to what the result granted instead of repeating it; ``NO_COLUMN`` is none.
 """
 
 from enum import IntEnum, StrEnum
