@@ -4,8 +4,9 @@ A wrong unit would be written over memory of somebody else, so an assembly trust
 lie on their band's grid and outside the sink, places within their table.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias, assert_never
+from typing import Final, assert_never
 
 import numpy as np
 
@@ -27,11 +28,11 @@ from kvd_proto.outcomes import (
     Zero,
 )
 
-Columns: TypeAlias = tuple[IntArray, ...]
-"""The columns of one outcome, by place."""
-
 NOTHING: Final = np.zeros(0, dtype=np.int64)
 """An empty list of units or rows."""
+
+_NONE_LEAST: Final = 1 << 62
+_NONE_GREATEST: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +57,71 @@ class LaunchWork:
         return not len(self.clear_slots) and not len(self.reset_rows)
 
 
+class Columns:
+    """The columns of one outcome by place, with the range that each one's numbers span.
+
+    The ranges come from two passes over all columns together. Checking a column against a limit is
+    then a comparison of plain integers, however many effects name it.
+    """
+
+    __slots__ = ("_arrays", "_greatest", "_least")
+
+    def __init__(self, flat: IntArray, lengths: Sequence[int]) -> None:
+        """Cut ``flat`` into columns; raises ReplyError if the lengths do not fit."""
+        arrays: list[IntArray] = []
+        starts: list[int] = []
+        start = 0
+        for length in lengths:
+            if length < 0:
+                raise ReplyError(f"a column cannot have {length} numbers")
+            if length:
+                starts.append(start)
+            arrays.append(flat[start : start + length])
+            start += length
+        if start != len(flat):
+            raise ReplyError(f"columns hold {len(flat)} numbers, their lengths say {start}")
+        self._arrays = arrays
+        self._least: list[int] = []
+        self._greatest: list[int] = []
+        if starts:
+            self._least = np.minimum.reduceat(flat, starts).tolist()
+            self._greatest = np.maximum.reduceat(flat, starts).tolist()
+        if len(starts) < len(arrays):
+            # An empty column is within every limit.
+            for index, array in enumerate(arrays):
+                if not len(array):
+                    self._least.insert(index, _NONE_LEAST)
+                    self._greatest.insert(index, _NONE_GREATEST)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __getitem__(self, index: int) -> IntArray:
+        return self._arrays[index]
+
+    def within(self, index: int, start: int, end: int, what: str) -> IntArray:
+        """Return a column whose numbers all lie in ``[start, end)``; raises ReplyError naming one.
+
+        ``what`` says in the error what the numbers are.
+        """
+        if not 0 <= index < len(self._arrays):
+            raise ReplyError(f"an effect names column {index} of {len(self._arrays)}")
+        if self._least[index] < start or self._greatest[index] >= end:
+            wrong = next(int(n) for n in self._arrays[index] if not start <= n < end)
+            raise ReplyError(f"{what} {wrong} is not within [{start}, {end})")
+        return self._arrays[index]
+
+
 def decode_columns(outcome: Outcome) -> Columns:
     """Return an outcome's columns as 64-bit arrays, converted once; raises ReplyError."""
     if len(outcome.columns) % 4:
         raise ReplyError(f"columns of {len(outcome.columns)} bytes are no int32 numbers")
     flat = np.frombuffer(outcome.columns, dtype="<i4").astype(np.int64)
-    columns: list[IntArray] = []
-    start = 0
-    for length in outcome.lengths:
-        if length < 0:
-            raise ReplyError(f"a column cannot have {length} numbers")
-        columns.append(flat[start : start + length])
-        start += length
-    if start != len(flat):
-        raise ReplyError(f"columns hold {len(flat)} numbers, their lengths say {start}")
-    return tuple(columns)
+    return Columns(flat, outcome.lengths)
+
+
+NO_COLUMNS: Final = Columns(NOTHING, ())
+"""The columns of an outcome that has none."""
 
 
 class Assembly:
@@ -82,7 +133,7 @@ class Assembly:
         self._device = device
         self._memory = memory
         self._plan = plan
-        self._columns: Columns = ()
+        self._columns = NO_COLUMNS
         self._commands = device.commands(memory)
         self._clear_slots = [launch_work.clear_slots]
         self._reset_rows = [launch_work.reset_rows]
@@ -122,9 +173,7 @@ class Assembly:
             case WriteSlots():
                 self._write_slots(effect)
             case ClearSlots():
-                units = self._column(effect.units)
-                _check_units(self._state_band(), units)
-                self._clear_slots.append(units)
+                self._clear_slots.append(self._units(self._state_band(), effect.units))
             case ResetRows():
                 self._reset_rows.append(self._rows(effect.rows))
             case Move():
@@ -138,63 +187,68 @@ class Assembly:
 
     def _zero(self, effect: Zero) -> None:
         band = self._band(effect.band)
-        units = self._column(effect.units)
-        _check_units(band, units)
+        units = self._units(band, effect.units)
         self._commands.zero_units(base_bytes=0, unit_bytes=band.unit_bytes, units=units)
 
     def _write_map(self, effect: WriteMap) -> None:
         band = self._band(effect.band)
         table = self._plan.region.band_maps[effect.band]
-        virtual = self._column(effect.virtual)
         # Entry 0 is the sink's and never changes.
-        _check_range(f"virtual id of band {band.name}", virtual, 1, table.entry_count)
+        virtual = self._columns.within(effect.virtual, 1, table.entry_count, "virtual id")
         if effect.physical == NO_COLUMN:
             physical = np.zeros(len(virtual), dtype=np.int64)
         else:
-            physical = self._column(effect.physical)
-            _check_units(band, physical)
-        self._commands.write_int32(
-            offset_bytes=table.offset_bytes, indices=virtual, values=physical
-        )
+            physical = self._units(band, effect.physical)
+        self._write(table.offset_bytes, table.entry_count, virtual, physical)
 
     def _write_rows(self, effect: WriteRows) -> None:
         plan = self._plan
         rows = self._rows(effect.rows)
-        places = self._column(effect.places)
-        virtual = self._column(effect.virtual)
-        _check_range("place in a row", places, 0, plan.row_pages)
-        _check_range("virtual page", virtual, 0, plan.virtual_page_count)
+        places = self._columns.within(effect.places, 0, plan.row_pages, "place in a row")
+        pages = self._columns.within(effect.virtual, 0, plan.virtual_page_count, "virtual page")
         if len(rows) != len(places):
             raise ReplyError(f"{len(rows)} rows and {len(places)} places do not pair up")
-        self._commands.write_int32(
-            offset_bytes=plan.region.request_table.offset_bytes,
-            indices=rows * plan.row_pages + places,
-            values=virtual,
+        table = plan.region.request_table
+        self._write(
+            table.offset_bytes,
+            table.row_count * table.column_count,
+            rows * plan.row_pages + places,
+            pages,
         )
         # The pages of a row come in ascending places, so the last one says how far it reaches.
-        self._commands.write_int32(
-            offset_bytes=plan.region.row_lengths.offset_bytes,
-            indices=rows,
-            values=(places + 1) * plan.page_tokens,
-        )
+        lengths = plan.region.row_lengths
+        self._write(lengths.offset_bytes, lengths.row_count, rows, (places + 1) * plan.page_tokens)
 
     def _write_slots(self, effect: WriteSlots) -> None:
         table = self._plan.region.state_table
         if table is None:
             raise ReplyError("a write of state slots, but the plan has no state band")
         rows = self._rows(effect.rows)
-        virtual = self._column(effect.virtual)
-        _check_range("state slot id", virtual, 0, self._plan.virtual_slot_count)
+        slots = self._columns.within(
+            effect.virtual, 0, self._plan.virtual_slot_count, "state slot id"
+        )
+        self._write(
+            table.offset_bytes,
+            table.row_count * table.column_count,
+            rows * table.column_count,
+            slots,
+        )
+
+    def _write(
+        self, offset_bytes: int, entry_count: int, indices: IntArray, values: IntArray
+    ) -> None:
+        if len(indices) != len(values):
+            raise ReplyError(f"{len(indices)} places in a table and {len(values)} values for them")
         self._commands.write_int32(
-            offset_bytes=table.offset_bytes, indices=rows * table.column_count, values=virtual
+            offset_bytes=offset_bytes, entry_count=entry_count, indices=indices, values=values
         )
 
     def _move(self, effect: Move) -> None:
         band = self._band(effect.band)
-        sources = self._column(effect.sources)
-        destinations = self._column(effect.destinations)
-        _check_units(band, sources)
-        _check_units(band, destinations)
+        sources = self._units(band, effect.sources)
+        destinations = self._units(band, effect.destinations)
+        if len(sources) != len(destinations):
+            raise ReplyError(f"{len(sources)} units cannot move to {len(destinations)} places")
         if np.intersect1d(sources, destinations).size:
             raise ReplyError(f"a move of band {band.name} has units that are source and target")
         self._commands.move_units(
@@ -213,16 +267,12 @@ class Assembly:
         moved = sources[order][places] == slots
         self._clear_slots = [np.where(moved, destinations[order][places], slots)]
 
-    def _column(self, index: int) -> IntArray:
-        if not 0 <= index < len(self._columns):
-            raise ReplyError(f"an effect names column {index} of {len(self._columns)}")
-        return self._columns[index]
-
     def _rows(self, index: int) -> IntArray:
-        rows = self._column(index)
         # Row 0 is the padding row and never changes.
-        _check_range("request row", rows, 1, self._plan.row_count)
-        return rows
+        return self._columns.within(index, 1, self._plan.row_count, "request row")
+
+    def _units(self, band: BandPlan, index: int) -> IntArray:
+        return self._columns.within(index, band.unit_index_min, band.unit_index_end_count, "unit")
 
     def _band(self, index: int) -> BandPlan:
         if not 0 <= index < len(self._plan.bands):
@@ -239,16 +289,3 @@ class Assembly:
 def state_band(plan: StoragePlan) -> BandPlan | None:
     """Return the plan's state band, or None."""
     return next((band for band in plan.bands if band.lifetime is Lifetime.STATE), None)
-
-
-def _check_units(band: BandPlan, units: IntArray) -> None:
-    _check_range(f"unit of band {band.name}", units, band.unit_index_min, band.unit_index_end_count)
-
-
-def _check_range(what: str, numbers: IntArray, start: int, end: int) -> None:
-    if not len(numbers):
-        return
-    # Read as unsigned, a number below the start is a huge one: a single pass finds both.
-    if int((numbers - start).view(np.uint64).max()) >= end - start:
-        wrong = next(int(number) for number in numbers if not start <= number < end)
-        raise ReplyError(f"{what} {wrong} is not within [{start}, {end})")

@@ -60,8 +60,10 @@ class Memory(Protocol):
 class Commands(Protocol):
     """Work on one memory, collected in order, to be enqueued as one piece.
 
-    Every method checks its arguments at once and raises DeviceError naming the one that lies
-    outside the memory; nothing is executed before the commands are enqueued.
+    Every method checks at once that what it names lies within the memory, and raises DeviceError
+    otherwise. The single units and indices are for the caller to check, who knows what they may be
+    (`kvd_client.device.assembly` does it for effects). Nothing is executed before the commands are
+    enqueued, and arrays must not change after they were passed.
     """
 
     def zero_bytes(self, *, start_bytes: int, end_bytes: int) -> None:
@@ -78,8 +80,10 @@ class Commands(Protocol):
         """Copy units to others; the two lists are disjoint and equally long."""
         ...
 
-    def write_int32(self, *, offset_bytes: int, indices: IntArray, values: IntArray) -> None:
-        """Write a table's entries at ``offset_bytes + 4 * index``; a repeated one gets the last."""
+    def write_int32(
+        self, *, offset_bytes: int, entry_count: int, indices: IntArray, values: IntArray
+    ) -> None:
+        """Write entries of a table of int32; an index that occurs twice gets the last value."""
         ...
 
     def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:

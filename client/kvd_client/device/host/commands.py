@@ -1,8 +1,8 @@
 """Commands on host memory, carried out with numpy by the thread that plays the stream.
 
-Arguments are checked where commands are collected, in the thread that can still do something about
-a wrong one. Execution is written for few, long numpy calls: each short one gives up and wants back
-the interpreter lock, which a busy scheduler thread may keep for milliseconds.
+Tables and grids are checked where commands are collected, in the thread that can still do
+something about a wrong one. Execution is written for few, long numpy calls: each short one gives up
+and wants back the interpreter lock, which a busy scheduler thread may keep for milliseconds.
 """
 
 import struct
@@ -48,38 +48,38 @@ class HostCommands:
 
     def zero_units(self, *, base_bytes: int, unit_bytes: int, units: IntArray) -> None:
         """Fill units with zero; adjacent ones are filled together."""
-        if not len(units):
-            return
-        rows = self._unit_rows(base_bytes, unit_bytes)
-        _check_places("unit", units, end_count=len(rows))
-        self._steps.append(partial(_zero_units, rows, units))
+        self._check_grid(base_bytes, unit_bytes)
+        if len(units):
+            self._steps.append(partial(_zero_units, self._bytes, base_bytes, unit_bytes, units))
 
     def move_units(
         self, *, base_bytes: int, unit_bytes: int, sources: IntArray, destinations: IntArray
     ) -> None:
         """Copy units to others; the two lists are disjoint and equally long."""
+        self._check_grid(base_bytes, unit_bytes)
         if len(sources) != len(destinations):
             raise DeviceError(f"{len(sources)} units cannot move to {len(destinations)} places")
-        if not len(sources):
-            return
-        rows = self._unit_rows(base_bytes, unit_bytes)
-        _check_places("source unit", sources, end_count=len(rows))
-        _check_places("destination unit", destinations, end_count=len(rows))
-        self._steps.append(partial(_move_units, rows, sources, destinations))
+        if len(sources):
+            self._steps.append(
+                partial(_move_units, self._bytes, base_bytes, unit_bytes, sources, destinations)
+            )
 
-    def write_int32(self, *, offset_bytes: int, indices: IntArray, values: IntArray) -> None:
-        """Write a table's entries; a repeated one gets the last value."""
+    def write_int32(
+        self, *, offset_bytes: int, entry_count: int, indices: IntArray, values: IntArray
+    ) -> None:
+        """Write entries of a table of int32; an index that occurs twice gets the last value."""
+        end_bytes = offset_bytes + entry_count * _INT32.itemsize
+        if offset_bytes % _INT32.itemsize or not 0 <= offset_bytes <= end_bytes <= self._size_bytes:
+            raise DeviceError(
+                f"no table of {entry_count} int32 can lie at byte {offset_bytes} "
+                f"of {self._size_bytes}"
+            )
         if len(indices) != len(values):
             raise DeviceError(f"{len(indices)} table entries cannot hold {len(values)} values")
-        if not len(indices):
-            return
-        if offset_bytes % _INT32.itemsize or not 0 <= offset_bytes <= self._size_bytes:
-            raise DeviceError(f"no int32 table can lie at byte {offset_bytes}")
-        table_bytes = self._bytes[offset_bytes:]
-        count = len(table_bytes) // _INT32.itemsize
-        table = table_bytes[: count * _INT32.itemsize].view(_INT32)
-        _check_places("table entry", indices, end_count=count)
-        self._steps.append(partial(_write_int32, table, indices, values))
+        if len(indices):
+            self._steps.append(
+                partial(_write_int32, self._bytes, offset_bytes, end_bytes, indices, values)
+            )
 
     def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:
         """Write two uint64 words in one store of 16 bytes."""
@@ -94,53 +94,66 @@ class HostCommands:
         for step in self._steps:
             step()
 
-    def _unit_rows(self, base_bytes: int, unit_bytes: int) -> npt.NDArray[Any]:
-        """Return the units as rows of the widest words that divide them."""
+    def _check_grid(self, base_bytes: int, unit_bytes: int) -> None:
         if unit_bytes <= 0 or not 0 <= base_bytes <= self._size_bytes:
-            raise DeviceError(f"no units of {unit_bytes} bytes can start at byte {base_bytes}")
-        word: np.dtype[Any] = np.dtype(np.uint8)
-        if not (base_bytes | unit_bytes) % 8:
-            word = np.dtype(np.uint64)
-        elif not (base_bytes | unit_bytes) % 4:
-            word = np.dtype(np.uint32)
-        unit_count = (self._size_bytes - base_bytes) // unit_bytes
-        area = self._bytes[base_bytes : base_bytes + unit_count * unit_bytes]
-        return area.view(word).reshape(unit_count, unit_bytes // word.itemsize)
+            raise DeviceError(
+                f"no units of {unit_bytes} bytes can start at byte {base_bytes} "
+                f"of {self._size_bytes}"
+            )
 
 
-def _check_places(what: str, places: IntArray, *, end_count: int) -> None:
-    # Read as unsigned, a negative place is a huge one: a single pass finds both.
-    if int(places.view(np.uint64).max()) >= end_count:
-        wrong = next(int(place) for place in places if not 0 <= place < end_count)
-        raise DeviceError(f"{what} {wrong} is not within [0, {end_count})")
+def unit_rows(memory_bytes: ByteArray, base_bytes: int, unit_bytes: int) -> npt.NDArray[Any]:
+    """Return the whole units behind ``base_bytes`` as rows of the widest words that divide them."""
+    word: np.dtype[Any] = np.dtype(np.uint8)
+    if not (base_bytes | unit_bytes) % 8:
+        word = np.dtype(np.uint64)
+    elif not (base_bytes | unit_bytes) % 4:
+        word = np.dtype(np.uint32)
+    unit_count = (len(memory_bytes) - base_bytes) // unit_bytes
+    area = memory_bytes[base_bytes : base_bytes + unit_count * unit_bytes]
+    return area.view(word).reshape(unit_count, unit_bytes // word.itemsize)
 
 
 def _zero_bytes(area: ByteArray) -> None:
     area[:] = 0
 
 
-def _zero_units(rows: npt.NDArray[Any], units: IntArray) -> None:
+def _zero_units(memory_bytes: ByteArray, base_bytes: int, unit_bytes: int, units: IntArray) -> None:
     ordered = np.sort(units)
     run_ends = (ordered[1:] - ordered[:-1] != 1).nonzero()[0] + 1
     if len(run_ends) >= RUNS_MAX:
-        rows[ordered] = 0
+        unit_rows(memory_bytes, base_bytes, unit_bytes)[ordered] = 0
         return
     start = 0
     for end in [*run_ends.tolist(), len(ordered)]:
-        rows[ordered[start] : ordered[end - 1] + 1] = 0
+        start_bytes = base_bytes + int(ordered[start]) * unit_bytes
+        end_bytes = base_bytes + (int(ordered[end - 1]) + 1) * unit_bytes
+        memory_bytes[start_bytes:end_bytes] = 0
         start = end
 
 
-def _move_units(rows: npt.NDArray[Any], sources: IntArray, destinations: IntArray) -> None:
-    unit_bytes = rows.shape[1] * rows.itemsize
+def _move_units(
+    memory_bytes: ByteArray,
+    base_bytes: int,
+    unit_bytes: int,
+    sources: IntArray,
+    destinations: IntArray,
+) -> None:
+    rows = unit_rows(memory_bytes, base_bytes, unit_bytes)
     piece = max(1, STAGING_BYTES // unit_bytes)
     for start in range(0, len(sources), piece):
         end = start + piece
         rows[destinations[start:end]] = rows[sources[start:end]]
 
 
-def _write_int32(table: npt.NDArray[np.int32], indices: IntArray, values: IntArray) -> None:
-    table[indices] = values
+def _write_int32(
+    memory_bytes: ByteArray,
+    offset_bytes: int,
+    end_bytes: int,
+    indices: IntArray,
+    values: IntArray,
+) -> None:
+    memory_bytes[offset_bytes:end_bytes].view(_INT32)[indices] = values
 
 
 def _write_words(target: memoryview, words: bytes) -> None:
