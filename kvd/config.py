@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Literal, NewType, cast
+from typing import Any, Final, Literal, NewType, cast
 
 from kvd.errors import FileError, SettingError
 from kvd.setting import (
@@ -103,47 +103,47 @@ class ServeSettings:
     )
     group_wait_ms: int = setting(
         60_000,
-        WholeNumber(100, _HOUR_MS),
+        WholeNumber((100, _HOUR_MS)),
         "how long a group may stay incomplete before the missing ranks are named; loading "
         "weights on slow ranks comes before their hello",
     )
     lag_wait_ms: int = setting(
         30_000,
-        WholeNumber(100, _HOUR_MS),
+        WholeNumber((100, _HOUR_MS)),
         "how long a leader's reply waits for a rank that is rank_lag_count_max entries behind "
         "before it is an error",
     )
     quiet_wait_ms: int = setting(
         30_000,
-        WholeNumber(1_000, _HOUR_MS),
+        WholeNumber((1_000, _HOUR_MS)),
         "how long a dead rank's streams may stay busy before its memory is quarantined; a kernel "
         "was seen to write on for 6 s through a forked child",
     )
     drain_wait_ms: int = setting(
         10_000,
-        WholeNumber(0, _HOUR_MS),
+        WholeNumber((0, _HOUR_MS)),
         "how long a stop waits for steps in flight; below the 90 s after which systemd kills",
     )
     heartbeat_ms: int = setting(
         1_000,
-        WholeNumber(100, _MINUTE_MS),
+        WholeNumber((100, _MINUTE_MS)),
         "how often both sides say that they live; a hint only, no idle client is ever dropped",
     )
     rank_lag_count_max: int = setting(
         4_096,
-        WholeNumber(1, 1 << 20),
+        WholeNumber((1, 1 << 20)),
         "log entries that the slowest rank may be behind the leader; a decode step of 256 requests "
         "writes about 5",
     )
     log_ring_count: int = setting(
         65_536,
-        WholeNumber(0, 1 << 24),
+        WholeNumber((0, 1 << 24)),
         "log entries kept beyond what ranks still need, for diagnosis; at about 300 bytes each "
         "the default is 20 MB",
     )
     busy_poll_us: Microseconds = setting(
         Microseconds(0),
-        WholeNumber(0, _ALWAYS_US, word_for_highest="always"),
+        WholeNumber((0, _ALWAYS_US), word_for_highest="always"),
         "how long the daemon spins before it sleeps; saves a wake-up of 30 to 60 us per batch and "
         "costs a core",
     )
@@ -159,7 +159,7 @@ class ServeSettings:
         "metrics carry no secrets, but nothing leaves the host unasked",
     )
     metrics_port: TcpPort = setting(
-        TcpPort(0), WholeNumber(0, 65_535), "Prometheus metrics over HTTP; 0 is off"
+        TcpPort(0), WholeNumber((0, 65_535)), "Prometheus metrics over HTTP; 0 is off"
     )
 
 
@@ -175,20 +175,20 @@ class SizingSettings:
     )
     page_tokens: int = setting(
         64,
-        WholeNumber(1, 1_024),
+        WholeNumber((1, 1_024)),
         "tokens per page; 64 is what current attention kernels take, 1 wastes no token and "
         "costs more bookkeeping",
         flag="--page",
     )
     context_tokens: int | None = setting(
         None,
-        Auto(WholeNumber(1, 1 << 27), "what the model's configuration says"),
+        Auto(WholeNumber((1, 1 << 27)), "what the model's configuration says"),
         "longest request; fixes the width of the page table's rows",
         flag="--context",
     )
-    running_requests: int | None = setting(
+    running_requests_count: int | None = setting(
         None,
-        Auto(WholeNumber(1, 1 << 16), "as many as the budget carries, between 2,048 and 4,096"),
+        Auto(WholeNumber((1, 1 << 16)), "as many as the budget carries, between 2,048 and 4,096"),
         "most requests that hold pages at a time; fixes the number of request rows",
         flag="--running",
     )
@@ -200,17 +200,17 @@ class SizingSettings:
     )
     state_slots: int | None = setting(
         None,
-        Auto(WholeNumber(1, 1 << 24), "as many as state_share gives"),
+        Auto(WholeNumber((1, 1 << 24)), "as many as state_share gives"),
         "recurrent-state slots that sizing aims at; overrides state_share",
     )
     chunk_tokens: int = setting(
         8_192,
-        WholeNumber(1, 1 << 24),
+        WholeNumber((1, 1 << 24)),
         "most tokens of one prefill pass; windows need room for the chunks in flight",
         flag="--chunk",
     )
     draft_tokens: int = setting(
-        0, WholeNumber(0, 64), "tokens that a draft model proposes per step; 0 is no draft model"
+        0, WholeNumber((0, 64)), "tokens that a draft model proposes per step; 0 is no draft model"
     )
     kv_dtype: Literal["bf16", "fp8"] = setting(
         "bf16", Choice(("bf16", "fp8")), "element type of keys and values: 2 or 1 bytes"
@@ -302,13 +302,12 @@ def load_settings(
     """
     values = {(item.section, item.name): item.value for item in effective(flags, environ, file)}
 
-    def section(name: str) -> dict[str, object]:
+    def section(name: str) -> dict[str, Any]:
+        # Every value went through the kind that stands beside its field.
         return {key: value for (owner, key), value in values.items() if owner == name}
 
-    # Every value went through the kind that stands beside its field.
     return Settings(
-        serve=ServeSettings(**section("serve")),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        sizing=SizingSettings(**section("sizing")),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        serve=ServeSettings(**section("serve")), sizing=SizingSettings(**section("sizing"))
     )
 
 

@@ -49,28 +49,29 @@ class Kind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WholeNumber:
-    """An integer within bounds; a word may stand for the largest."""
+    """An integer of any unit within bounds, both included; a word may stand for the largest."""
 
-    lowest: int
-    highest: int
+    bounds: tuple[int, int]
     word_for_highest: str | None = None
 
     @property
     def allowed(self) -> str:
         """Return the allowed values as a phrase for people."""
         word = f', or "{self.word_for_highest}"' if self.word_for_highest else ""
-        return f"a whole number from {self.lowest} to {self.highest}{word}"
+        return f"a whole number from {self.bounds[0]} to {self.bounds[1]}{word}"
 
     def parse(self, raw: object) -> int | None:
         """Return the number, or None when it is no whole number within the bounds."""
         if self.word_for_highest is not None and raw == self.word_for_highest:
-            return self.highest
+            return self.bounds[1]
         number = _whole_number(raw)
-        return number if number is not None and self.lowest <= number <= self.highest else None
+        if number is None:
+            return None
+        return number if self.bounds[0] <= number <= self.bounds[1] else None
 
     def shown(self, value: object) -> object:
         """Return the number, or the word that stands for the largest."""
-        if self.word_for_highest is not None and value == self.highest:
+        if self.word_for_highest is not None and value == self.bounds[1]:
             return self.word_for_highest
         return value
 
@@ -79,15 +80,15 @@ class WholeNumber:
 class ByteSize:
     """A number of bytes: a plain integer, or one with KiB, MiB, GiB or TiB."""
 
-    lowest_bytes: int
-    highest_bytes: int
+    bytes_min: int
+    bytes_max: int
 
     @property
     def allowed(self) -> str:
         """Return the allowed values as a phrase for people."""
         return (
             f"bytes as a whole number, or with KiB, MiB, GiB or TiB as in 40GiB, "
-            f"from {show_bytes(self.lowest_bytes)} to {show_bytes(self.highest_bytes)}"
+            f"from {show_bytes(self.bytes_min)} to {show_bytes(self.bytes_max)}"
         )
 
     def parse(self, raw: object) -> int | None:
@@ -95,7 +96,7 @@ class ByteSize:
         size_bytes = _parse_bytes(raw)
         if size_bytes is None:
             return None
-        return size_bytes if self.lowest_bytes <= size_bytes <= self.highest_bytes else None
+        return size_bytes if self.bytes_min <= size_bytes <= self.bytes_max else None
 
     def shown(self, value: object) -> object:
         """Return the size with the largest suffix that divides it."""
