@@ -1,0 +1,126 @@
+"""From a declaration to layers."""
+
+import msgspec
+import pytest
+
+from kvd.declare.model import LAYERS_COUNT_MAX, declare_model
+from kvd.errors import DeclareError
+from kvd_proto.memory import (
+    AttentionPart,
+    DeclaredConfig,
+    DeclaredLayers,
+    DType,
+    LayerDecl,
+)
+
+PLAIN = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "hidden_size": 512,
+    "max_position_embeddings": 4096,
+}
+
+
+def declared(config: object, **more: object) -> DeclaredConfig:
+    text = config if isinstance(config, bytes) else msgspec.json.encode(config)
+    draft = more.get("draft")
+    return DeclaredConfig(
+        config_json=text,
+        draft_config_json=None if draft is None else msgspec.json.encode(draft),
+    )
+
+
+def first_part(model: DeclaredLayers) -> AttentionPart:
+    part = model.layers[0].parts[0]
+    assert isinstance(part, AttentionPart)
+    return part
+
+
+def test_a_configuration_is_cut_for_one_rank() -> None:
+    assert first_part(declare_model(declared(PLAIN), tp_count=4)).kv_head_count == 2
+
+
+def test_the_cache_type_reaches_every_part() -> None:
+    assert first_part(declare_model(declared(PLAIN), kv_dtype="fp8")).dtype is DType.UINT8
+
+
+def test_declared_parts_come_through_unchanged() -> None:
+    part = AttentionPart(kv_head_count=3, key_element_count=8, value_element_count=8)
+    model = DeclaredLayers(layers=(LayerDecl(parts=(part,)),), context_tokens=128)
+    assert declare_model(model, tp_count=4, kv_dtype="fp8") is model
+
+
+@pytest.mark.parametrize("section", ["text_config", "language_config", "llm_config"])
+def test_the_text_part_of_a_model_of_several_inputs_counts(section: str) -> None:
+    model = declare_model(declared({"model_type": "any_vl", section: PLAIN}))
+    assert (len(model.layers), model.context_tokens) == (2, 4096)
+
+
+def test_a_text_part_without_a_type_has_that_of_the_whole() -> None:
+    inner = {key: value for key, value in PLAIN.items() if key != "model_type"}
+    outer = {"model_type": "gpt_oss", "text_config": {**inner, "sliding_window": 16}}
+    layers = declare_model(declared(outer)).layers
+    assert [part.window_tokens for layer in layers for part in layer.parts] == [16, None]  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+def test_a_draft_model_is_declared_beside_the_target() -> None:
+    model = declare_model(declared(PLAIN, draft={**PLAIN, "num_hidden_layers": 1}))
+    assert len(model.draft_layers) == 1
+
+
+def test_a_configuration_that_names_no_context_leaves_it_open() -> None:
+    silent = {key: value for key, value in PLAIN.items() if key != "max_position_embeddings"}
+    assert declare_model(declared(silent)).context_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
+        (b"\xff\xfe{}", "is not JSON"),
+        (b"[1, 2]", "holds list: expected a JSON object"),
+        (b"{}", "num_hidden_layers is missing"),
+    ],
+)
+def test_a_text_that_is_no_configuration_is_refused(text: bytes, complaint: str) -> None:
+    with pytest.raises(DeclareError, match=complaint):
+        declare_model(declared(text))
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    with pytest.raises(DeclareError, match="is_encoder_decoder is true"):
+        declare_model(declared({**PLAIN, "is_encoder_decoder": True}))
+
+
+def test_an_absurd_number_of_layers_is_refused() -> None:
+    with pytest.raises(DeclareError, match="num_hidden_layers is 4097"):
+        declare_model(declared({**PLAIN, "num_hidden_layers": LAYERS_COUNT_MAX + 1}))
+
+
+@pytest.mark.parametrize("tp_count", [0, -1])
+def test_less_than_one_rank_is_refused(tp_count: int) -> None:
+    with pytest.raises(DeclareError, match=f"tp is {tp_count}"):
+        declare_model(declared(PLAIN), tp_count=tp_count)
+
+
+def test_no_layers_are_refused() -> None:
+    with pytest.raises(DeclareError, match="no layers"):
+        declare_model(DeclaredLayers(layers=(), context_tokens=1))
+
+
+def test_a_negative_context_is_refused() -> None:
+    with pytest.raises(DeclareError, match="context_tokens is -1"):
+        declare_model(DeclaredLayers(layers=(LayerDecl(),), context_tokens=-1))
+
+
+def test_a_wrong_draft_layer_is_named_as_one() -> None:
+    model = DeclaredLayers(
+        layers=(LayerDecl(),),
+        draft_layers=(LayerDecl(shares_layer_index=0),),
+        context_tokens=1,
+    )
+    with pytest.raises(DeclareError, match="draft layer 0 shares"):
+        declare_model(model)
