@@ -238,16 +238,7 @@ def _print_stage(stage: StageStorage, *, title: str) -> None:
     )
     print_table(
         f"{title}arena of {sized.arena_bytes:,} B, sink {sized.geometry.sink_bytes:,} B",
-        (
-            "band",
-            "kind",
-            "layers",
-            "B per token or slot",
-            "B per unit",
-            "at most",
-            "floor",
-            "target",
-        ),
+        _BAND_COLUMNS,
         [
             _band_cells(stage, band, grid, floor=floor, target=target)
             for band, grid, floor, target in places
