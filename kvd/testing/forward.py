@@ -113,7 +113,7 @@ class ForwardBuilder:
         self._useful_bytes_max = max(self._useful_bytes_max, self._useful_bytes())
         whole = (*work.finished, *(one for one in work.sample if one not in work.finished))
         page_checks = [
-            *self._sliding_checks(work, before),
+            *self._sliding_checks([one for one in work.requests if one not in whole], before),
             *(check for band in self._token_bands for check in self._whole(band, whole, before)),
         ]
         return PaintJob(
@@ -169,7 +169,9 @@ class ForwardBuilder:
 
     # ---- checks -----------------------------------------------------------------------------
 
-    def _sliding_checks(self, work: StepWork, before: dict[RequestId, int]) -> list[PageCheck]:
+    def _sliding_checks(
+        self, requests: Sequence[RequestId], before: dict[RequestId, int]
+    ) -> list[PageCheck]:
         """Return checks of the window pages that the next slide may free."""
         checks: list[PageCheck] = []
         for band in self._token_bands:
@@ -180,8 +182,7 @@ class ForwardBuilder:
                     self._first_bound_page(band, before[request]),
                     self._first_bound_page(band, self._tokens[request]),
                 )
-                for request in work.requests
-                if request not in work.finished
+                for request in requests
             }
             sliding = [request for request, (start, end) in spans.items() if start < end]
             if not sliding:
