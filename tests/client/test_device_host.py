@@ -1,0 +1,518 @@
+"""The host device: mappings, streams played by threads, commands on memory."""
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from kvd_client.device.descriptors import create_memory
+from kvd_client.device.fences import FencePage, create_fence_page
+from kvd_client.device.host import commands as host_commands
+from kvd_client.device.host import stream as host_stream
+from kvd_client.device.host.device import HostDevice, host_device
+from kvd_client.device.host.memory import HostMemory
+from kvd_client.device.host.stream import HostStream
+from kvd_client.errors import DeviceError, ForkedError
+from kvd_proto.errors import ErrorCode
+
+DEADLINE_MS = 30_000
+SHORT_MS = 20
+UNIT_BYTES = 48
+UNITS_COUNT = 100
+SIZE_BYTES = 8192
+
+
+@pytest.fixture
+def memory() -> Iterator[HostMemory]:
+    fd = create_memory("arena", SIZE_BYTES)
+    memory = HostMemory(fd, SIZE_BYTES, writable=True)
+    os.close(fd)
+    yield memory
+    memory.close()
+
+
+@pytest.fixture
+def stream() -> Iterator[HostStream]:
+    stream = HostStream("a")
+    yield stream
+    stream.close(DEADLINE_MS)
+
+
+@pytest.fixture
+def fence_page() -> Iterator[FencePage]:
+    fd = create_fence_page("fence")
+    page = FencePage(fd)
+    os.close(fd)
+    yield page
+    page.close()
+
+
+class Gate:
+    """Work that occupies a stream until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self._opened = threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.set()
+        assert self._opened.wait(DEADLINE_MS / 1000)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+def fail() -> None:
+    raise ZeroDivisionError("planted")
+
+
+def in_fork(call: Callable[[], object]) -> int:
+    """Return 0 if the call raises ForkedError in a forked child."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            call()
+        except ForkedError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# ---- streams ----
+
+
+def test_work_runs_in_the_order_of_its_submission(stream: HostStream) -> None:
+    ran: list[int] = []
+    submissions = [lambda number=number: ran.append(number) for number in range(200)]
+
+    for work in submissions:
+        stream.submit(work)
+    stream.synchronize(DEADLINE_MS)
+
+    assert ran == list(range(200))
+
+
+def test_submit_returns_while_earlier_work_still_runs(stream: HostStream) -> None:
+    gate = Gate()
+    ran: list[str] = []
+    stream.submit(gate)
+    assert gate.entered.wait(DEADLINE_MS / 1000)
+
+    stream.submit(lambda: ran.append("later"))
+    event = stream.record()
+
+    assert not event.reached
+    assert ran == []
+    gate.open()
+    stream.synchronize(DEADLINE_MS)
+    assert event.reached
+    assert ran == ["later"]
+
+
+def test_a_stream_waits_for_the_event_of_another(stream: HostStream) -> None:
+    other = HostStream("b")
+    gate = Gate()
+    ran: list[str] = []
+    other.submit(gate)
+    other.submit(lambda: ran.append("other"))
+    event = other.record()
+
+    stream.wait(event)
+    stream.submit(lambda: ran.append("waiter"))
+    with pytest.raises(DeviceError) as late:
+        stream.synchronize(SHORT_MS)
+
+    assert late.value.code is ErrorCode.TIMED_OUT
+    assert ran == []
+    gate.open()
+    stream.synchronize(DEADLINE_MS)
+    assert ran == ["other", "waiter"]
+    other.close(DEADLINE_MS)
+
+
+def test_a_failure_is_kept_and_stops_later_work(stream: HostStream) -> None:
+    ran: list[str] = []
+    gate = Gate()
+    stream.submit(gate)
+    stream.submit(fail)
+    stream.submit(lambda: ran.append("later"))
+    gate.open()
+
+    with pytest.raises(DeviceError, match="ZeroDivisionError: planted") as failure:
+        stream.synchronize(DEADLINE_MS)
+
+    assert isinstance(failure.value.__cause__, ZeroDivisionError)
+    assert ran == []
+
+
+CALLS: dict[str, Callable[[HostStream], object]] = {
+    "submit": lambda stream: stream.submit(fail),
+    "record": lambda stream: stream.record(),
+    "wait": lambda stream: stream.wait(host_stream.HostEvent()),
+    "synchronize": lambda stream: stream.synchronize(DEADLINE_MS),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_every_call_after_a_failure_raises_it(
+    stream: HostStream, call: Callable[[HostStream], object]
+) -> None:
+    stream.submit(fail)
+    with pytest.raises(DeviceError, match="planted"):
+        stream.synchronize(DEADLINE_MS)
+
+    with pytest.raises(DeviceError, match="stream 'a' failed: ZeroDivisionError: planted"):
+        call(stream)
+
+
+def test_a_failure_reaches_the_stream_that_waits_for_an_event_behind_it(
+    stream: HostStream,
+) -> None:
+    other = HostStream("b")
+    gate = Gate()
+    other.submit(gate)
+    other.submit(fail)
+    event = other.record()
+    stream.wait(event)
+    gate.open()
+
+    with pytest.raises(DeviceError, match="planted"):
+        stream.synchronize(DEADLINE_MS)
+
+    assert not event.reached
+    other.close(DEADLINE_MS)
+
+
+def test_an_exit_raised_by_work_is_a_failure_and_not_a_silent_end(stream: HostStream) -> None:
+    stream.submit(lambda: sys.exit(3))
+
+    with pytest.raises(DeviceError, match="SystemExit"):
+        stream.synchronize(DEADLINE_MS)
+
+
+def test_a_full_queue_is_an_error_that_names_the_bound(
+    stream: HostStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_stream, "QUEUE_ITEMS_MAX", 2)
+    gate = Gate()
+    stream.submit(gate)
+    assert gate.entered.wait(DEADLINE_MS / 1000)
+    stream.submit(fail)
+    stream.record()
+
+    with pytest.raises(DeviceError, match="QUEUE_ITEMS_MAX = 2"):
+        stream.submit(fail)
+    gate.open()
+
+
+def test_a_closed_stream_ran_what_was_enqueued_and_takes_nothing_more() -> None:
+    stream = HostStream("closing")
+    ran: list[int] = []
+    stream.submit(lambda: ran.append(1))
+
+    stream.close(DEADLINE_MS)
+
+    assert ran == [1]
+    with pytest.raises(DeviceError, match="closed"):
+        stream.submit(fail)
+
+
+def test_closing_a_stuck_stream_times_out() -> None:
+    stream = HostStream("stuck")
+    gate = Gate()
+    stream.submit(gate)
+
+    with pytest.raises(DeviceError) as late:
+        stream.close(SHORT_MS)
+
+    assert late.value.code is ErrorCode.TIMED_OUT
+    gate.open()
+
+
+def test_a_stream_that_nobody_refers_to_ends_its_thread() -> None:
+    stream = HostStream("forgotten")
+    (worker,) = [t for t in threading.enumerate() if t.name == "kvd-stream-forgotten"]
+
+    del stream
+    gc.collect()
+
+    worker.join(DEADLINE_MS / 1000)
+    assert not worker.is_alive()
+
+
+def test_work_that_waits_for_its_own_stream_fails_at_once(stream: HostStream) -> None:
+    stream.submit(lambda: stream.synchronize(DEADLINE_MS))
+
+    with pytest.raises(DeviceError, match="own stream"):
+        stream.synchronize(DEADLINE_MS)
+
+
+def test_a_lane_counts_what_is_begun_submitted_and_done(fence_page: FencePage) -> None:
+    lane = fence_page.lane(0)
+    stream = HostStream("laned", lane)
+    gate = Gate()
+    stream.submit(gate)
+    stream.submit(lambda: None)
+    assert gate.entered.wait(DEADLINE_MS / 1000)
+    assert lane.values() == (2, 2, 0)
+    assert not lane.quiet
+
+    gate.open()
+    stream.synchronize(DEADLINE_MS)
+
+    assert lane.values() == (2, 2, 2)
+    stream.close(DEADLINE_MS)
+
+
+def test_a_lane_stays_unquiet_behind_a_failure(fence_page: FencePage) -> None:
+    lane = fence_page.lane(0)
+    stream = HostStream("laned", lane)
+    stream.submit(lambda: None)
+    stream.submit(fail)
+    with pytest.raises(DeviceError):
+        stream.synchronize(DEADLINE_MS)
+
+    assert lane.values() == (2, 2, 1)
+    stream.close(DEADLINE_MS)
+
+
+def test_numbers_follow_the_queue_when_threads_submit_together(fence_page: FencePage) -> None:
+    lane = fence_page.lane(0)
+    stream = HostStream("shared", lane)
+    seen: list[int] = []
+
+    def submit_many() -> None:
+        for _ in range(200):
+            stream.submit(lambda: seen.append(lane.values().done))
+
+    threads = [threading.Thread(target=submit_many) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_MS / 1000)
+    stream.synchronize(DEADLINE_MS)
+
+    assert seen == list(range(600))
+    stream.close(DEADLINE_MS)
+
+
+def test_a_fork_cannot_use_a_stream(stream: HostStream) -> None:
+    assert in_fork(lambda: stream.submit(fail)) == 0
+
+
+# ---- memory ----
+
+
+def test_a_mapping_shows_what_another_mapping_wrote() -> None:
+    fd = create_memory("arena", SIZE_BYTES)
+    one = HostMemory(fd, SIZE_BYTES, writable=True)
+    two = HostMemory(fd, SIZE_BYTES, writable=False)
+    os.close(fd)
+
+    one.bytes[123] = 7
+
+    assert two.bytes[123] == 7
+    assert two.buffer[123] == 7
+    assert two.size_bytes == SIZE_BYTES
+    assert two.address != one.address
+
+
+def test_a_read_only_mapping_cannot_be_written() -> None:
+    fd = create_memory("arena", SIZE_BYTES)
+    memory = HostMemory(fd, SIZE_BYTES, writable=False)
+    os.close(fd)
+
+    assert memory.buffer.readonly
+    with pytest.raises(DeviceError, match="read-only"):
+        host_commands.HostCommands(memory)
+
+
+@pytest.mark.parametrize("size_bytes", [0, -1, SIZE_BYTES + 1])
+def test_a_mapping_larger_than_its_memory_is_refused(size_bytes: int) -> None:
+    fd = create_memory("arena", SIZE_BYTES)
+
+    with pytest.raises(DeviceError, match=f"map {size_bytes} bytes .* holds {SIZE_BYTES} bytes"):
+        host_device().map(fd, size_bytes)
+
+    os.close(fd)
+
+
+def test_closing_under_a_living_view_leaves_the_view_valid() -> None:
+    fd = create_memory("arena", SIZE_BYTES)
+    memory = HostMemory(fd, SIZE_BYTES, writable=True)
+    os.close(fd)
+    view = memory.bytes[:16]
+
+    memory.close()
+    view[3] = 9
+
+    assert view[3] == 9
+    with pytest.raises(DeviceError, match="closed"):
+        _ = memory.bytes
+
+
+def test_a_fork_cannot_use_a_memory(memory: HostMemory) -> None:
+    assert in_fork(lambda: memory.buffer) == 0
+
+
+# ---- commands ----
+
+
+def filled(memory: HostMemory, seed: int) -> np.random.Generator:
+    print(f"seed {seed}")
+    generator = np.random.default_rng(seed)
+    memory.bytes[:] = generator.integers(1, 256, SIZE_BYTES, dtype=np.uint8)
+    return generator
+
+
+@pytest.mark.parametrize("units_count", [0, 1, 3, 40])
+@pytest.mark.parametrize("unit_bytes", [1, 12, UNIT_BYTES])
+@pytest.mark.parametrize("adjacent", [False, True])
+def test_zeroing_units_touches_exactly_their_bytes(
+    memory: HostMemory, stream: HostStream, units_count: int, unit_bytes: int, adjacent: bool
+) -> None:
+    generator = filled(memory, seed=units_count + unit_bytes)
+    expected = memory.bytes.copy()
+    units = generator.permutation(UNITS_COUNT)[:units_count].astype(np.int64)
+    if adjacent:
+        units = np.arange(7, 7 + units_count, dtype=np.int64)[::-1]
+    for unit in units:
+        expected[64 + unit * unit_bytes : 64 + (unit + 1) * unit_bytes] = 0
+
+    commands = host_device().commands(memory)
+    commands.zero_units(base_bytes=64, unit_bytes=unit_bytes, units=units)
+    stream.enqueue(commands)
+    stream.synchronize(DEADLINE_MS)
+
+    np.testing.assert_array_equal(memory.bytes, expected)
+
+
+@pytest.mark.parametrize("staging_bytes", [1, 5 * UNIT_BYTES, 1 << 20])
+def test_moving_units_copies_them_and_nothing_else(
+    memory: HostMemory,
+    stream: HostStream,
+    monkeypatch: pytest.MonkeyPatch,
+    staging_bytes: int,
+) -> None:
+    monkeypatch.setattr(host_commands, "STAGING_BYTES", staging_bytes)
+    generator = filled(memory, seed=staging_bytes)
+    expected = memory.bytes.copy()
+    places = generator.permutation(UNITS_COUNT).astype(np.int64)
+    sources, destinations = places[:17], places[17:34]
+    rows = expected[: UNITS_COUNT * UNIT_BYTES].reshape(UNITS_COUNT, UNIT_BYTES)
+    rows[destinations] = rows[sources]
+
+    commands = host_device().commands(memory)
+    commands.move_units(
+        base_bytes=0, unit_bytes=UNIT_BYTES, sources=sources, destinations=destinations
+    )
+    stream.enqueue(commands)
+    stream.synchronize(DEADLINE_MS)
+
+    np.testing.assert_array_equal(memory.bytes, expected)
+
+
+def test_commands_of_one_list_run_in_order(memory: HostMemory, stream: HostStream) -> None:
+    filled(memory, seed=3)
+    one = np.array([1], dtype=np.int64)
+    two = np.array([2], dtype=np.int64)
+    commands = host_device().commands(memory)
+    commands.zero_units(base_bytes=0, unit_bytes=16, units=one)
+    commands.move_units(base_bytes=0, unit_bytes=16, sources=one, destinations=two)
+    commands.write_int32(offset_bytes=16, entry_count=4, indices=two, values=np.array([-5]))
+    commands.write_words(offset_bytes=48, values=(7, 1 << 63))
+    commands.zero_bytes(start_bytes=100, end_bytes=SIZE_BYTES)
+
+    stream.enqueue(commands)
+    stream.synchronize(DEADLINE_MS)
+
+    assert memory.bytes[16:32].view(np.int32).tolist() == [0, 0, -5, 0]
+    assert memory.bytes[32:48].tolist() == [0] * 16
+    assert memory.bytes[48:64].view(np.uint64).tolist() == [7, 1 << 63]
+    assert np.count_nonzero(memory.bytes[100:]) == 0
+    assert np.count_nonzero(memory.bytes[64:100]) == 36
+
+
+def test_of_a_repeated_table_index_the_last_value_stays(
+    memory: HostMemory, stream: HostStream
+) -> None:
+    commands = host_device().commands(memory)
+    commands.write_int32(
+        offset_bytes=256,
+        entry_count=8,
+        indices=np.array([3, 5, 3], dtype=np.int64),
+        values=np.array([1, 2, 9], dtype=np.int64),
+    )
+    stream.enqueue(commands)
+    stream.synchronize(DEADLINE_MS)
+
+    assert memory.bytes[256:288].view(np.int32).tolist() == [0, 0, 0, 9, 0, 2, 0, 0]
+
+
+def test_an_index_behind_its_table_fails_the_stream_and_writes_nothing(
+    memory: HostMemory, stream: HostStream
+) -> None:
+    commands = host_device().commands(memory)
+    commands.write_int32(offset_bytes=0, entry_count=4, indices=np.array([4]), values=np.array([1]))
+    stream.enqueue(commands)
+
+    with pytest.raises(DeviceError, match="IndexError"):
+        stream.synchronize(DEADLINE_MS)
+    assert np.count_nonzero(memory.bytes) == 0
+
+
+NUMBERS = np.zeros(1, dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("zero_bytes", {"start_bytes": 0, "end_bytes": SIZE_BYTES + 1}),
+        ("zero_bytes", {"start_bytes": 2, "end_bytes": 1}),
+        ("zero_bytes", {"start_bytes": -1, "end_bytes": 1}),
+        ("zero_units", {"base_bytes": -1, "unit_bytes": 8, "units": NUMBERS}),
+        ("zero_units", {"base_bytes": 0, "unit_bytes": 0, "units": NUMBERS}),
+        (
+            "move_units",
+            {"base_bytes": 0, "unit_bytes": 8, "sources": NUMBERS, "destinations": NUMBERS[:0]},
+        ),
+        (
+            "write_int32",
+            {"offset_bytes": 8188, "entry_count": 2, "indices": NUMBERS, "values": NUMBERS},
+        ),
+        (
+            "write_int32",
+            {"offset_bytes": 2, "entry_count": 1, "indices": NUMBERS, "values": NUMBERS},
+        ),
+        (
+            "write_int32",
+            {"offset_bytes": 0, "entry_count": 1, "indices": NUMBERS, "values": NUMBERS[:0]},
+        ),
+        ("write_words", {"offset_bytes": SIZE_BYTES - 8, "values": (0, 0)}),
+        ("write_words", {"offset_bytes": 8, "values": (0, 0)}),
+    ],
+)
+def test_commands_outside_the_memory_are_refused_at_once(
+    memory: HostMemory, method: str, arguments: dict[str, object]
+) -> None:
+    commands = host_device().commands(memory)
+
+    with pytest.raises(DeviceError):
+        getattr(commands, method)(**arguments)
+
+
+def test_memory_and_commands_of_another_device_are_refused(stream: HostStream) -> None:
+    class Foreign:
+        pass
+
+    with pytest.raises(DeviceError, match="Foreign"):
+        HostDevice().commands(Foreign())  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match="Foreign"):
+        stream.enqueue(Foreign())  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match="Foreign"):
+        stream.wait(Foreign())  # type: ignore[arg-type]
