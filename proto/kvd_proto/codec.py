@@ -5,7 +5,7 @@ own bytes can be logged, digested and compared without encoding it again.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import xxhash
@@ -17,6 +17,9 @@ from kvd_proto.outcomes import BatchReply, Entry
 
 T = TypeVar("T")
 
+BATCH_ELEMENTS_MAX = 1 << 17
+"""Elements of a batch body that are looked at; bounds the objects that a frame of zeros makes."""
+
 _encoder = msgspec.msgpack.Encoder()
 _operation_decoder = msgspec.msgpack.Decoder(AnyOperation)
 _fact_decoder = msgspec.msgpack.Decoder(AnyFact)
@@ -25,7 +28,9 @@ _entry_decoder = msgspec.msgpack.Decoder(Entry)
 _reply_decoder = msgspec.msgpack.Decoder(BatchReply)
 _control_decoder = msgspec.msgpack.Decoder(AnyControl)
 _header_decoder = msgspec.msgpack.Decoder(Header)
-_raws_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_raws_decoder = msgspec.msgpack.Decoder(
+    Annotated[list[msgspec.Raw], msgspec.Meta(max_length=BATCH_ELEMENTS_MAX)]
+)
 
 digest_of = xxhash.xxh3_64_intdigest
 """Digest of an encoded operation. It finds accidents; the daemon compares the bytes themselves."""
@@ -37,7 +42,8 @@ encode = _encoder.encode
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | memoryview, what: str) -> T:
     try:
         return decoder.decode(frame)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # A validation error is a decode error; arrays nested too deep exhaust the recursion limit.
         raise FrameError(f"{what} of {len(frame)} bytes cannot be decoded: {error}") from error
 
 
