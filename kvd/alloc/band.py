@@ -28,8 +28,12 @@ Units: TypeAlias = NDArray[np.int64]
 
 OUTSIDE = 0
 HOLE = -1
-SINK = -9
-"""State of unit 0: a value that no virtual id and no other state can have."""
+SINK = -(1 << 62)
+"""State of unit 0: a value that no other state has and that, as a virtual id, is out of range.
+
+A small negative number would do for the first only: as an id it counts from the end of the map,
+where an unbound entry leads to unit 0, which would then seem to name that id back.
+"""
 
 IOTA: Units = np.arange(4096, dtype=np.int64)
 """Shared counter, sliced where a fresh one would cost more than the work."""
