@@ -47,8 +47,8 @@ def feasible(geometry: ChainGeometry, *, live_units: Units, demand_units: Units)
             return False
         if band.kind is BandKind.GROW_DOWN:
             return (band.unit_index_end_count - width) * band.unit_bytes >= cursor_bytes
-        if width == 0:
-            continue
+        if width == 0 and band.kind is BandKind.FLOAT:
+            continue  # parked, so transparent; an empty end stands at its anchor all the same
         start = max(band.unit_index_min, -(-cursor_bytes // band.unit_bytes))
         end = start + width
         if end > band.unit_index_end_count:
