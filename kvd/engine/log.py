@@ -9,7 +9,7 @@ Invariant:
 
 from dataclasses import dataclass
 
-from kvd.errors import SessionError
+from kvd.errors import InvariantError, SessionError
 from kvd_proto.codec import join_reply
 from kvd_proto.errors import ErrorCode
 
@@ -69,6 +69,12 @@ class StageLog:
     def reply(self, applied_position: int, end_position: int) -> bytes:
         """Return the reply body with the entries behind a rank's cursor up to ``end_position``."""
         records = self.records(applied_position + 1, end_position)
+        if len(records) != end_position - applied_position:
+            raise InvariantError(
+                "log.positions_gapless",
+                f"{len(records)} entries stand behind position {applied_position} up to "
+                f"{end_position}",
+            )
         return join_reply(applied_position + 1, [record.entry for record in records])
 
     def trim(self, applied_position_min: int) -> None:
