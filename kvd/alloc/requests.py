@@ -102,11 +102,14 @@ class RequestTable:
         except KeyError as error:
             raise self._unknown(int(error.args[0])) from None
         if len(set(rows)) != len(rows):
-            twice = next(i for i, row in enumerate(rows) if row in rows[:i])
-            raise OperationError(
-                f"request {request_ids[twice]} is named twice; name each request once",
-                code=ErrorCode.BAD_REQUEST_ID,
-            )
+            seen: dict[int, None] = {}
+            for request in request_ids:
+                if request in seen:
+                    raise OperationError(
+                        f"request {request} is named twice; name each request once",
+                        code=ErrorCode.BAD_REQUEST_ID,
+                    )
+                seen[request] = None
         return np.array(rows, dtype=np.int64)
 
     def check_new_id(self, request: int) -> None:
@@ -127,6 +130,15 @@ class RequestTable:
                 code=ErrorCode.BAD_REQUEST_ID,
             )
 
+    def check_waiting_room(self, request_ids: list[int]) -> None:
+        """Raise OperationError unless all of these may be told to wait."""
+        joining_count = sum(request not in self._waiting for request in request_ids)
+        if len(self._waiting) + joining_count > WAITING_COUNT_MAX:
+            raise OperationError(
+                f"{len(self._waiting)} requests wait already and {joining_count} more may have to; "
+                f"at most {WAITING_COUNT_MAX} can"
+            )
+
     # ---- admission ------------------------------------------------------------------------------
 
     def admit(
@@ -134,7 +146,7 @@ class RequestTable:
     ) -> Admission:
         """Promise a request its whole demand, or say why not; a request told to wait may ask again.
 
-        The id was checked, and all numbers are positive.
+        The id and the room to wait were checked, and all numbers are positive.
         """
         total_tokens = prompt_tokens + new_tokens_max
         demand = request_demand(
@@ -147,10 +159,6 @@ class RequestTable:
             return self._never(request, self._never_fits(demand))
         shortage = self.chain.make_room(demand) if len(self.rows.free) else _NO_ROWS
         if shortage is not None:
-            if len(self._waiting) >= WAITING_COUNT_MAX:
-                raise OperationError(
-                    f"{WAITING_COUNT_MAX} requests wait already; admit or drop some first"
-                )
             self._waiting[request] = None
             return Admission(Verdict.WAIT, 0, shortage)
         self._waiting.pop(request, None)
@@ -251,7 +259,9 @@ class RequestTable:
         virtual, physical = self.chain.take_pages(page_sum)
         columns.pages[page_rows, places] = virtual
         columns.page_count[grown] = first + need
-        columns.capacity_tokens[grown] += need * self.shape.page_tokens
+        # Capacity ends at the context, so that a last page with room to spare hides no crossing.
+        capacity = columns.page_count[grown] * self.shape.page_tokens
+        columns.capacity_tokens[grown] = np.minimum(capacity, self.context_tokens)
         return Grant(page_rows, places, virtual, physical, slotless, slot_virtual, slot_physical)
 
     # ---- window slides --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ class RequestRows:
         self.tokens = np.zeros(row_count, dtype=np.int64)
         """Tokens that have a place."""
         self.capacity_tokens = np.zeros(row_count, dtype=np.int64)
-        """Tokens that the row's pages can hold."""
+        """Tokens that the row's pages can hold, at most the context length."""
         self.computed_tokens = np.zeros(row_count, dtype=np.int64)
         """Tokens whose entries the model has written."""
         self.page_count = np.zeros(row_count, dtype=np.int64)

@@ -59,6 +59,8 @@ DONE = Outcome(Done())
 NOTHING_TAKEN = Outcome(TakeResult())
 OPERATION_REQUESTS_MAX = 65536
 """Requests that one operation may name; it bounds how long one operation keeps the daemon busy."""
+TOKENS_MAX = (1 << 31) - 1
+"""Token counts travel as 32-bit numbers, a single one included."""
 
 
 class StageEngine:
@@ -185,8 +187,8 @@ class StageEngine:
             operation.new_tokens_max, count=len(ids), what="admit.new_tokens_max", tokens_min=0
         )
         chunk = operation.chunk_tokens
-        if chunk < 0:
-            raise OperationError(f"admit.chunk_tokens is {chunk}; 0 or more is needed")
+        if not 0 <= chunk <= TOKENS_MAX:
+            raise OperationError(f"admit.chunk_tokens is {chunk}; 0 to {TOKENS_MAX} is allowed")
         previous = 0
         for request in ids:
             self.requests.check_new_id(request)
@@ -196,6 +198,7 @@ class StageEngine:
                     code=ErrorCode.BAD_REQUEST_ID,
                 )
             previous = request
+        self.requests.check_waiting_room(ids)
         takes = None
         if operation.take_tokens:
             takes = read_tokens(
