@@ -98,8 +98,7 @@ class ServeSettings:
     frame_bytes_max: int = setting(
         16 * _MiB,
         ByteSize(64 * _KiB, 1 * _GiB),
-        "largest message accepted; a batch of 256 requests that take a page in each of 6 bands "
-        "stays under 64 KiB, a declaration under 1 MiB",
+        "largest message accepted; a prompt of a million tokens at page size 1 needs 12 MiB",
     )
     group_wait_ms: int = setting(
         60_000,
@@ -138,14 +137,12 @@ class ServeSettings:
     log_ring_count: int = setting(
         65_536,
         WholeNumber((0, 1 << 24)),
-        "log entries kept beyond what ranks still need, for diagnosis; at about 300 bytes each "
-        "the default is 20 MB",
+        "log entries kept beyond what ranks still need, to show what came before a divergence",
     )
     busy_poll_us: Microseconds = setting(
         Microseconds(0),
         WholeNumber((0, _ALWAYS_US), word_for_highest="always"),
-        "how long the daemon spins before it sleeps; saves a wake-up of 30 to 60 us per batch and "
-        "costs a core",
+        "how long the daemon spins before it sleeps; saves a wake-up per batch and costs a core",
     )
     check_level: Literal["off", "warn", "strict"] = setting(
         "warn",
