@@ -1,0 +1,113 @@
+"""``kvd stats``: what a running daemon's bands, groups and sessions hold."""
+
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+
+from kvd.cli.flags import load_from_flags, setting_options
+from kvd.cli.query import GroupStatistics, StageStatistics, fetch_statistics, read_statistics
+
+WATCH_INTERVAL_S: Final = 1.0
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's document.")
+@click.option("--watch", is_flag=True, help="Print again every second, until interrupted.")
+@setting_options("serve", only=("runtime_dir", "socket_path", "stats_path"))
+def stats(config_file: Path | None, as_json: bool, watch: bool, **flags: str | None) -> None:
+    """Show what a running daemon's bands hold."""
+    stats_path = load_from_flags(config_file, flags).serve.stats_path
+    while True:
+        document = fetch_statistics(stats_path)
+        if watch and not as_json:
+            click.clear()
+        if as_json:
+            click.echo(document)
+        else:
+            _print_tables(document)
+        if not watch:
+            return
+        try:
+            time.sleep(WATCH_INTERVAL_S)
+        except KeyboardInterrupt:
+            return
+
+
+def _print_tables(document: bytes) -> None:
+    # Loaded here: printing tables takes longer than everything that --json needs.
+    from kvd.cli.output import print_table
+
+    found = read_statistics(document)
+    daemon = found.daemon
+    click.echo(
+        f"kvd {daemon.build}, process {daemon.pid}, epoch {daemon.epoch}, "
+        f"up {daemon.uptime_s:,.0f} s"
+    )
+    if not found.groups:
+        click.echo("no group is attached")
+    for group in found.groups:
+        click.echo(
+            f"group {group.name}: TP {group.tp}, PP {group.pp}, incarnation {group.incarnation}, "
+            f"{group.state}"
+        )
+        for stage in group.stages:
+            print_table(_stage_title(stage), _BAND_COLUMNS, _band_rows(stage))
+        if group.sessions:
+            columns, rows = _session_table(group)
+            print_table("sessions", columns, rows)
+    if found.counters:
+        rows = [(name, f"{value:,}") for name, value in sorted(found.counters.items())]
+        print_table("counters", ("counter", "value"), rows)
+
+
+_BAND_COLUMNS: Final = (
+    "band",
+    "kind",
+    "grows",
+    "unit bytes",
+    "span",
+    "of",
+    "live",
+    "holes",
+    "pending",
+    "promised",
+    "free ids",
+    "live bytes",
+)
+
+
+def _stage_title(stage: StageStatistics) -> str:
+    log = f", log of {stage.log.entries:,} entries" if stage.log is not None else ""
+    return (
+        f"stage {stage.stage}: arena of {stage.arena_bytes:,} bytes, "
+        f"{stage.requests:,} requests, position {stage.position:,}{log}"
+    )
+
+
+def _band_rows(stage: StageStatistics) -> list[tuple[str, ...]]:
+    return [
+        (
+            band.name,
+            band.kind,
+            band.chain_kind,
+            f"{band.unit_bytes:,}",
+            f"[{band.span_start:,}, {band.span_end:,})",
+            f"[{band.unit_index_min:,}, {band.unit_index_end:,})",
+            f"{band.live_units:,}",
+            f"{band.hole_units:,}",
+            f"{band.pending_units:,}",
+            f"{band.reserved_units:,}",
+            f"{band.virtual_free:,}",
+            f"{band.live_units * band.unit_bytes:,}",
+        )
+        for band in stage.bands
+    ]
+
+
+def _session_table(group: GroupStatistics) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the sessions with whatever the daemon says about them, a column for each fact."""
+    columns = tuple(dict.fromkeys(key for session in group.sessions for key in session))
+    rows = [tuple(str(session.get(key, "")) for key in columns) for session in group.sessions]
+    return columns, rows
