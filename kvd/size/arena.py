@@ -126,8 +126,8 @@ def budget_floor_bytes(stage: StagePlan, values: SizingValues) -> int:
     def shape_of(grains: int) -> ArenaShape:
         return arena_shape(stage, values, arena_bytes=grains * grain, running_count=1)
 
-    low = ceil_div(sink_bytes_of(stage.bands, page_tokens=values.page_tokens), grain)
-    high = 2 * low
+    least = ceil_div(sink_bytes_of(stage.bands, page_tokens=values.page_tokens), grain)
+    low, high = least - 1, least
     while not fits_empty(shape_of(high).geometry, demand):
         low, high = high, 2 * high
     while high - low > 1:

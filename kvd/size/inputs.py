@@ -79,8 +79,8 @@ def resolve_sizing(
 ) -> SizingValues:
     """Return the values that apply: a group's inputs, then settings, then defaults.
 
-    A chunk never exceeds the context. Raises SizeError naming the input that is out of range,
-    missing, or without meaning for the model.
+    Raises SizeError naming the input that is out of range, missing, or without meaning for the
+    model.
     """
     if inputs.state_slots is not None:
         if inputs.state_share is not None:

@@ -320,13 +320,14 @@ def _units(
     A window aims at what all rows retain, one step of each and the chunks in flight, never at more
     pages than the owner has to bind to, and never at less than one request's floor.
     """
+    chunk_tokens = min(values.chunk_tokens, values.context_tokens)
     units: list[int] = []
     for band, floor in zip(stage.bands, floor_units(stage, values), strict=True):
         if band.is_state:
             units.append(state_slots)
         elif band.window_tokens:
             retained = band.window_tokens + values.page_tokens + values.step_tokens
-            chunks = CHUNKS_IN_FLIGHT_COUNT * values.chunk_tokens + values.page_tokens
+            chunks = CHUNKS_IN_FLIGHT_COUNT * chunk_tokens + values.page_tokens
             pages = ceil_div(running_count * retained + chunks, values.page_tokens)
             units.append(max(floor, min(pages, owner_pages)))
         else:
