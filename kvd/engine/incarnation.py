@@ -46,6 +46,7 @@ class BatchRecord:
     """A decided batch, kept until every mirrored rank has applied it."""
 
     first_index: int
+    end_index: int
     body: bytes
     rank: int
     end_position: int
@@ -86,8 +87,10 @@ class Incarnation:
 
     # ---- batches --------------------------------------------------------------------------------
 
-    def batch(self, *, rank: int, program: int, index: int, body: bytes) -> bytes:
-        """Decide a batch, or compare it with what was decided; return the reply's body.
+    def batch(self, *, rank: int, program: int, index: int, body: bytes) -> tuple[int, bytes]:
+        """Decide a batch, or compare it with what was decided.
+
+        Returns the index behind the batch and the reply's body, whose last entry is the batch's.
 
         Raises FrameError, OperationError or SessionError with nothing changed, and DivergenceError
         when the ranks disagree.
@@ -104,7 +107,7 @@ class Incarnation:
             )
         else:
             record = self._compare_batch(state, program=program, rank=rank, index=index, body=body)
-        return self._reply(rank, record.end_position)
+        return record.end_index, self._reply(rank, record.end_position)
 
     def settle(self) -> None:
         """Do what the newest batch left for after its reply."""
@@ -193,7 +196,9 @@ class Incarnation:
             if self._own:
                 self._pass_gate()
         state.next_index = first_index + len(operations)
-        record = BatchRecord(first_index, body, rank, self.log.end_position)
+        record = BatchRecord(
+            first_index, state.next_index, body, rank, self.log.end_position
+        )
         state.batches.append(record)
         return record
 

@@ -1,0 +1,210 @@
+"""The daemon: sockets, loop and signals around the dispatcher.
+
+One thread runs everything that decides. It imports neither torch nor cupy and makes no driver call,
+so nothing that happens on a GPU can stop it.
+"""
+
+import gc
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, time
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from kvd import __version__
+from kvd.alloc.checks import CheckLevel
+from kvd.config import Settings
+from kvd.errors import ServeError
+from kvd.serve.dispatch import Dispatcher
+from kvd.serve.group import GroupSettings
+from kvd.serve.lifeline import LifelineServer
+from kvd.serve.memory import DescriptorKeeper
+from kvd.serve.metrics import start_metrics
+from kvd.serve.observe import Observatory, Published
+from kvd.serve.router import Router
+from kvd.serve.runtime import DaemonLock, prepare_directory
+from kvd.serve.snapshot import build_document
+from kvd_proto.memory import SizingInputs
+
+if TYPE_CHECKING:
+    import asyncio
+
+PUBLISH_S = 0.1
+"""How often statistics are published and the loop gives a sign of life."""
+COLLECT_AFTER_IDLE_S = 1.0
+"""Garbage is collected only when nothing came for this long; a collection costs milliseconds."""
+FAREWELL_S = 1.0
+"""How long a stopping daemon waits for clients to hang up by themselves."""
+
+
+class Daemon:
+    """A daemon that is bound and ready; `run` serves until it is told to stop."""
+
+    def __init__(
+        self, settings: Settings, *, keeper: DescriptorKeeper, log: Callable[[str], None]
+    ) -> None:
+        """Lock, bind and plan; raises KvdError and leaves nothing behind."""
+        if not __debug__:
+            raise ServeError("kvd serve needs its assertions: start Python without -O")
+        serve = settings.serve
+        prepare_directory(serve.runtime_dir)
+        self._log = log
+        self._epoch = secrets.randbits(62) | 1
+        self._started_at = time()
+        self._address = f"ipc://{serve.socket_path}"
+        self._published = Published()
+        self._last_batch_count = 0
+        self._idle_since = monotonic()
+        self._collected = False
+        self._lock = DaemonLock(Path(f"{serve.socket_path}.lock"))
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._dispatcher = Dispatcher(
+            self._loop,
+            settings=group_settings(settings, epoch=self._epoch),
+            keeper=keeper,
+            send=self._send,
+            log=log,
+        )
+        self._lifelines = LifelineServer(
+            self._loop,
+            serve.descriptor_path,
+            epoch=self._epoch,
+            allowed_uids=serve.allowed_uids,
+            owner=self._dispatcher.lobby,
+            log=log,
+        )
+        self._dispatcher.lobby.attach_lifelines(self._lifelines)
+        serve.socket_path.unlink(missing_ok=True)
+        serve.stats_path.unlink(missing_ok=True)
+        self._router = Router(
+            self._loop,
+            address=self._address,
+            frame_bytes_max=serve.frame_bytes_max,
+            busy_poll_us=serve.busy_poll_us,
+            on_message=self._dispatcher.message,
+            after_message=self._dispatcher.after_send,
+        )
+        self._observatory = Observatory(f"ipc://{serve.stats_path}", self._published)
+        self._drain_wait_s = serve.drain_wait_ms / 1000
+        self._paths = (serve.socket_path, serve.stats_path)
+        if serve.metrics_port:
+            start_metrics(serve.metrics_host, serve.metrics_port, self._published)
+
+    @property
+    def address(self) -> str:
+        """Return where schedulers connect."""
+        return self._address
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Serve until SIGTERM or SIGINT; ``on_ready`` is called once everything answers."""
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(signal_number, self._stop)
+        self._publish()
+        self._observatory.start()
+        # What start-up left behind is never garbage; collecting it again would cost milliseconds.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        on_ready()
+        try:
+            self._loop.run_forever()
+        finally:
+            self._close()
+
+    def _send(self, identity: bytes, header: bytes, body: bytes) -> None:
+        self._router.send(identity, header, body)
+
+    def _publish(self) -> None:
+        """Publish statistics, give a sign of life, and collect garbage if nothing else is to do."""
+        now = monotonic()
+        batch_count = self._dispatcher.core_times.batch_count
+        if batch_count != self._last_batch_count:
+            self._last_batch_count = batch_count
+            self._idle_since = now
+            self._collected = False
+        elif not self._collected and now - self._idle_since > COLLECT_AFTER_IDLE_S:
+            gc.collect()
+            gc.freeze()
+            self._collected = True
+        self._published.document = build_document(
+            self._dispatcher,
+            daemon={
+                "pid": os.getpid(),
+                "build": __version__,
+                "epoch": self._epoch,
+                "started_at": self._started_at,
+                "uptime_s": time() - self._started_at,
+                "address": self._address,
+                "device": "host",
+            },
+            lost_replies=self._router.lost_count,
+        )
+        self._published.alive_at = now
+        self._loop.call_later(PUBLISH_S, self._publish)
+
+    def _stop(self) -> None:
+        if self._dispatcher.lobby.draining:
+            self._log("event=stop_now reason=second_signal")
+            self._loop.stop()
+            return
+        self._log(f"event=draining running={self._dispatcher.lobby.running_count}")
+        self._dispatcher.lobby.drain()
+        self._watch_drain(self._loop.time() + self._drain_wait_s)
+
+    def _watch_drain(self, deadline: float) -> None:
+        """Stop once every incarnation ended at its gate, or at once past the deadline."""
+        now = self._loop.time()
+        if self._dispatcher.lobby.running_count:
+            if now < deadline:
+                self._loop.call_later(0.01, self._watch_drain, deadline)
+                return
+            self._dispatcher.lobby.end_all("the daemon is stopping")
+        self._farewell(now + FAREWELL_S)
+
+    def _farewell(self, deadline: float) -> None:
+        if self._lifelines.connected_count and self._loop.time() < deadline:
+            self._loop.call_later(0.01, self._farewell, deadline)
+        else:
+            self._loop.stop()
+
+    def _close(self) -> None:
+        self._observatory.close()
+        self._lifelines.close()
+        self._router.close()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        self._lock.release()
+        self._loop.close()
+        self._log("event=stopped")
+
+
+def group_settings(settings: Settings, *, epoch: int) -> GroupSettings:
+    """Return what groups take from the settings."""
+    serve, sizing = settings.serve, settings.sizing
+    return GroupSettings(
+        epoch=epoch,
+        sizing=SizingInputs(
+            budget_bytes=sizing.budget_bytes,
+            page_tokens=sizing.page_tokens,
+            context_tokens=sizing.context_tokens,
+            running_requests_count=sizing.running_requests_count,
+            state_share=sizing.state_share,
+            state_slots=sizing.state_slots,
+            chunk_tokens=sizing.chunk_tokens,
+            draft_tokens=sizing.draft_tokens,
+            kv_dtype=sizing.kv_dtype,
+        ),
+        level=CheckLevel[serve.check_level.upper()],
+        ring_entries_max=serve.log_ring_count,
+        lag_entries_max=serve.rank_lag_count_max,
+        group_wait_ms=serve.group_wait_ms,
+        lag_wait_ms=serve.lag_wait_ms,
+        quiet_wait_ms=serve.quiet_wait_ms,
+        heartbeat_ms=serve.heartbeat_ms,
+        frame_bytes_max=serve.frame_bytes_max,
+        host_memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )

@@ -1,0 +1,333 @@
+"""A group: its ranks gather, run as one incarnation, and end together.
+
+A group forms when every rank of every stage has said hello. It starts when the memory of the ranks
+before is given back. The end of any rank is the end of all: requests are gone from the books at
+once, the memory only when it is quiet.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from kvd import __version__
+from kvd.alloc.checks import CheckLevel
+from kvd.build import GroupStorage, build_group
+from kvd.engine.incarnation import Incarnation
+from kvd.errors import ServeError
+from kvd.serve.lifeline import Lifeline
+from kvd.serve.memory import DescriptorKeeper, LaneRecord, RankMemory
+from kvd.serve.session import Session
+from kvd_proto.codec import digest_of, encode
+from kvd_proto.control import ErrorReply, Hello, Mode, Welcome
+from kvd_proto.errors import ErrorCode
+from kvd_proto.memory import SizingInputs
+from kvd_proto.version import PROTOCOL_VERSION
+
+LANE_RECORDS_MAX = 1024
+"""Lanes of ranks that ended, kept for whoever asks what was in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What a group takes from the daemon's settings."""
+
+    epoch: int
+    """Number of this run of the daemon, in every message."""
+    sizing: SizingInputs
+    level: CheckLevel
+    ring_entries_max: int
+    lag_entries_max: int
+    group_wait_ms: int
+    lag_wait_ms: int
+    quiet_wait_ms: int
+    heartbeat_ms: int
+    frame_bytes_max: int
+    host_memory_bytes: int
+    """Memory of this host: an arena on the host device cannot be larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One incarnation of the group: an engine per stage, memory per rank."""
+
+    number_index: int
+    storage: GroupStorage
+    stages: tuple[Incarnation, ...]
+    sessions: dict[tuple[int, int], Session]
+    memories: dict[tuple[int, int], RankMemory]
+    has_followers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Memory of a rank that ended, until it is quiet."""
+
+    memory: RankMemory
+    lifeline: Lifeline
+    rank: str
+
+
+class Group:
+    """One model instance."""
+
+    def __init__(self, hello: Hello, *, settings: GroupSettings, keeper: DescriptorKeeper) -> None:
+        """Plan the group from its first hello; raises KvdError for a model that has no plan."""
+        self.name = hello.group
+        self.tp, self.pp = hello.tp, hello.pp
+        self.waiting: dict[tuple[int, int], Session] = {}
+        self.running: Running | None = None
+        self.leaving: list[Leaving] = []
+        self.incarnation_count = 0
+        self.last_end = ""
+        self.lane_records: list[LaneRecord] = []
+        self._settings = settings
+        self._keeper = keeper
+        self._declared = _declared(hello)
+        self._build(hello, budget_bytes=hello.sizing.budget_bytes)
+
+    @property
+    def rank_count(self) -> int:
+        """Return how many ranks the group needs."""
+        return self.tp * self.pp
+
+    @property
+    def state(self) -> str:
+        """Return what the group is doing, in one word."""
+        if self.running is not None:
+            return "running"
+        if self.leaving:
+            return "leaving"
+        return "forming" if self.waiting else "empty"
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing of the group is left."""
+        return not (self.waiting or self.running or self.leaving)
+
+    def missing(self) -> list[str]:
+        """Return the ranks that have not said hello, in words."""
+        return [
+            f"stage {stage} rank {rank}"
+            for stage in range(self.pp)
+            for rank in range(self.tp)
+            if (stage, rank) not in self.waiting
+        ]
+
+    def join(self, session: Session) -> None:
+        """Add a rank that said hello; raises ServeError if it does not belong."""
+        if not self.waiting and self.running is None and _declared(session.hello) != self._declared:
+            # Nobody is left who declared otherwise: the group starts anew.
+            self._declared = _declared(session.hello)
+            self.tp, self.pp = session.hello.tp, session.hello.pp
+            self._build(session.hello, budget_bytes=session.hello.sizing.budget_bytes)
+        _check_same(self._declared, _declared(session.hello), group=self.name)
+        attached = self.running.sessions if self.running is not None else self.waiting
+        other = attached.get(session.key)
+        if other is not None:
+            raise ServeError(
+                f"stage {session.hello.stage} rank {session.hello.rank} of group {self.name!r} is "
+                f"attached already, as process {other.lifeline.pid}",
+                code=ErrorCode.RANK_TAKEN,
+            )
+        self.waiting[session.key] = session
+
+    def start(self) -> dict[tuple[int, int], Welcome]:
+        """Start the incarnation that gathered; returns each rank's welcome.
+
+        Raises KvdError when the smallest budget is too small or memory cannot be had.
+        """
+        assert len(self.waiting) == self.rank_count
+        assert self.running is None
+        assert not self.leaving
+        sessions = dict(sorted(self.waiting.items()))
+        _check_modes(list(sessions.values()))
+        asked = {
+            key: session.hello.sizing.budget_bytes or self._settings.sizing.budget_bytes or 0
+            for key, session in sessions.items()
+        }
+        minimum = min(asked, key=lambda key: (asked[key], key))
+        first = next(iter(sessions.values())).hello
+        storage = self._build(first, budget_bytes=asked[minimum])
+        number = self.incarnation_count + 1
+        memories = self._create_memories(storage, number)
+        self.incarnation_count = number
+        self.waiting.clear()
+        self.running = Running(
+            number_index=number,
+            storage=storage,
+            stages=tuple(
+                Incarnation(
+                    stage,
+                    number=number,
+                    ranks=tuple(range(self.tp)),
+                    level=self._settings.level,
+                    ring_entries_max=self._settings.ring_entries_max,
+                    lag_entries_max=self._settings.lag_entries_max,
+                )
+                for stage in storage.stages
+            ),
+            sessions=sessions,
+            memories=memories,
+            has_followers=any(session.hello.mode is Mode.FOLLOWER for session in sessions.values()),
+        )
+        return {
+            key: self._welcome(session, storage, asked[key], asked[minimum], minimum)
+            for key, session in sessions.items()
+        }
+
+    def end(self, cause: str, *, code: ErrorCode) -> list[Session]:
+        """End the running incarnation; returns its sessions, each told what it will be answered."""
+        running = self.running
+        assert running is not None
+        self.running = None
+        self.last_end = cause
+        message = f"incarnation {running.number_index} of group {self.name!r} ended: {cause}"
+        for incarnation in running.stages:
+            incarnation.end(cause)
+        for key, session in running.sessions.items():
+            session.ended = ErrorReply(code=code.value, message=message)
+            self.leaving.append(
+                Leaving(running.memories[key], session.lifeline, session.describe())
+            )
+        return list(running.sessions.values())
+
+    def release_quiet(self) -> list[Leaving]:
+        """Give back the memory that is quiet; returns what was given back."""
+        quiet = [item for item in self.leaving if item.memory.quiet(item.lifeline)]
+        for item in quiet:
+            self.lane_records.append(item.memory.release())
+        del self.lane_records[:-LANE_RECORDS_MAX]
+        self.leaving = [item for item in self.leaving if item not in quiet]
+        return quiet
+
+    def blockers(self) -> str:
+        """Return who keeps the memory of the last incarnation, in words."""
+        return ", ".join(item.rank for item in self.leaving)
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _build(self, hello: Hello, *, budget_bytes: int | None) -> GroupStorage:
+        assert hello.declare is not None
+        storage = build_group(
+            hello.declare,
+            inputs=msgspec.structs.replace(hello.sizing, budget_bytes=budget_bytes),
+            settings=self._settings.sizing,
+            tp_count=hello.tp,
+            pp_count=hello.pp,
+        )
+        total = sum(stage.storage.total_bytes for stage in storage.stages) * hello.tp
+        if total > self._settings.host_memory_bytes:
+            raise ServeError(
+                f"group {hello.group!r} asks {total} bytes on the host device for {self.tp} x "
+                f"{self.pp} ranks, this host has {self._settings.host_memory_bytes}; lower "
+                f"budget_bytes",
+                code=ErrorCode.BAD_MODEL,
+            )
+        return storage
+
+    def _create_memories(
+        self, storage: GroupStorage, number: int
+    ) -> dict[tuple[int, int], RankMemory]:
+        """Create every rank's memory, or none."""
+        memories: dict[tuple[int, int], RankMemory] = {}
+        try:
+            for stage_index, stage in enumerate(storage.stages):
+                for rank in range(self.tp):
+                    memories[stage_index, rank] = RankMemory(
+                        f"{self.name}.{number}.{stage_index}.{rank}",
+                        arena_bytes=stage.storage.total_bytes,
+                        keeper=self._keeper,
+                    )
+        except BaseException:
+            for memory in memories.values():
+                memory.release()
+            raise
+        return memories
+
+    def _welcome(
+        self,
+        session: Session,
+        storage: GroupStorage,
+        asked_bytes: int,
+        granted_bytes: int,
+        minimum: tuple[int, int],
+    ) -> Welcome:
+        return Welcome(
+            version=PROTOCOL_VERSION,
+            build=__version__,
+            epoch=self._settings.epoch,
+            token=session.token,
+            incarnation=self.incarnation_count,
+            heartbeat_ms=self._settings.heartbeat_ms,
+            frame_bytes_max=self._settings.frame_bytes_max,
+            next_index=0,
+            position=0,
+            asked_bytes=asked_bytes,
+            granted_bytes=granted_bytes,
+            minimum_rank=minimum[1],
+            plan=storage.stages[session.hello.stage].storage,
+        )
+
+
+def check_hello(hello: Hello, *, group_name_bytes_max: int = 64) -> None:
+    """Raise ServeError unless the hello's values make sense by themselves."""
+    wrong: list[tuple[bool, str]] = [
+        (not hello.group.isascii() or not hello.group, f"group {hello.group!r} is not ASCII text"),
+        (
+            len(hello.group) > group_name_bytes_max,
+            f"group {hello.group!r} is longer than {group_name_bytes_max} characters",
+        ),
+        (not 1 <= hello.tp <= 1024, f"tp {hello.tp} is outside [1, 1024]"),
+        (not 1 <= hello.pp <= 1024, f"pp {hello.pp} is outside [1, 1024]"),
+        (not 0 <= hello.stage < hello.pp, f"stage {hello.stage} is outside [0, {hello.pp})"),
+        (not 0 <= hello.rank < hello.tp, f"rank {hello.rank} is outside [0, {hello.tp})"),
+        (not 0 <= hello.program < 1024, f"program {hello.program} is outside [0, 1024)"),
+        (hello.declare is None, "declare is missing: say what the model stores"),
+        (
+            bool(hello.gpu_uuid),
+            f"gpu_uuid {hello.gpu_uuid!r} asks for a CUDA device; this build serves the host "
+            f"device only, leave it empty",
+        ),
+    ]
+    for is_wrong, problem in wrong:
+        if is_wrong:
+            raise ServeError(problem, code=ErrorCode.BAD_HELLO)
+
+
+def _check_modes(sessions: list[Session]) -> None:
+    """Raise ServeError unless every stage is all mirrored, or has one leader and followers."""
+    for stage in sorted({session.hello.stage for session in sessions}):
+        modes = [session.hello.mode for session in sessions if session.hello.stage == stage]
+        if all(mode is Mode.MIRRORED for mode in modes):
+            continue
+        if modes.count(Mode.LEADER) != 1 or Mode.MIRRORED in modes:
+            raise ServeError(
+                f"stage {stage} has modes {', '.join(mode.value for mode in modes)}; all ranks are "
+                f"mirrored, or one is the leader and the others follow",
+                code=ErrorCode.GROUP_MISMATCH,
+            )
+
+
+def _declared(hello: Hello) -> dict[str, str]:
+    """Return what all ranks of a group must declare alike, field by field, as text or digest."""
+    sizing = msgspec.structs.replace(hello.sizing, budget_bytes=None)
+    fields = {field: getattr(sizing, field) for field in sizing.__struct_fields__}
+    return {
+        "tp": str(hello.tp),
+        "pp": str(hello.pp),
+        "declare": f"digest {digest_of(encode(hello.declare)):016x}",
+        **{f"sizing.{name}": str(value) for name, value in fields.items()},
+    }
+
+
+def _check_same(declared: dict[str, str], hello: dict[str, str], *, group: str) -> None:
+    differing = [
+        f"{name} is {hello[name]}, the other ranks said {declared[name]}"
+        for name in declared
+        if hello[name] != declared[name]
+    ]
+    if differing:
+        raise ServeError(
+            f"hello does not match group {group!r}: {'; '.join(differing)}",
+            code=ErrorCode.GROUP_MISMATCH,
+        )

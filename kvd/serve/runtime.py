@@ -1,0 +1,67 @@
+"""The runtime directory and the lock: who may be here, and that only one daemon is.
+
+ZeroMQ lets a second process bind the same path and take it over without a word, so the lock is
+taken before anything is bound. It is a lock on an open file: it ends with the process, however that
+ends, and a file left behind means nothing.
+"""
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from kvd.errors import ServeError
+from kvd_proto.errors import ErrorCode
+
+DIRECTORY_MODE = 0o700
+SOCKET_UMASK = 0o077
+
+
+def prepare_directory(path: Path) -> None:
+    """Create the runtime directory for this user alone; raises ServeError if others may write."""
+    os.umask(SOCKET_UMASK)
+    try:
+        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        found = path.stat()
+    except OSError as error:
+        raise ServeError(f"cannot use runtime directory {path}: {error}") from error
+    if found.st_uid != os.getuid():
+        raise ServeError(
+            f"runtime directory {path} belongs to user {found.st_uid}, not to {os.getuid()}; "
+            f"choose another with --runtime-dir"
+        )
+    loose = stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
+    if loose:
+        raise ServeError(
+            f"runtime directory {path} is writable by others (mode "
+            f"{stat.S_IMODE(found.st_mode):04o}); it must be 0700"
+        )
+
+
+class DaemonLock:
+    """An exclusive lock beside the socket, held as long as the daemon lives."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock; raises ServeError naming the process that has it."""
+        self._path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ServeError(f"cannot open lock {path}: {error}") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise ServeError(
+                f"another daemon (process {holder or 'unknown'}) serves this path: {path} is "
+                f"locked; stop it or choose another --socket",
+                code=ErrorCode.BUSY,
+            ) from error
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Remove the file and give the lock back."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
