@@ -1,0 +1,153 @@
+"""What a client knows of its requests: the row of each, its tokens, and the standing set.
+
+The daemon names requests by row; engines name them by id. The book follows the operations that were
+decided, in position order, so it says what the daemon's books say at the applied position.
+
+Invariants:
+    book.rows_match: `_rows[id] = row` exactly if `_ids[row] = id`, for every row > 0
+    book.standing_known: every id of the standing set has a row
+"""
+
+from typing import Final
+
+import numpy as np
+
+from kvd_client.calls import Call, Ids, StandingSet, id_array
+from kvd_client.errors import KvdClientError, ReplyError, UnknownRequestError
+from kvd_client.results import NONE, Columns, Int64s, column
+from kvd_proto.operations import Admit, Free, Standing, Take
+from kvd_proto.outcomes import AdmitResult, AnyResult, Done, Freed, TakeResult
+
+LOOKUPS_MAX: Final = 64
+"""Id lists whose rows are remembered; the list is emptied when it is full."""
+
+
+class RequestBook:
+    """Rows, token counts and the standing set of one program's requests."""
+
+    def __init__(self, row_count: int) -> None:
+        self._rows: dict[int, int] = {}
+        self._ids = np.zeros(row_count, dtype=np.int64)
+        self._lengths = np.zeros(row_count, dtype=np.int64)
+        self._starts = np.zeros(row_count, dtype=np.int64)
+        self._standing: Int64s = NONE
+        self._standing_rows: Int64s | None = NONE
+        # Rows by the bytes of the id list. Whoever binds or frees a row empties it: the same bytes
+        # may then mean other rows.
+        self._lookups: dict[bytes, Int64s] = {}
+
+    @property
+    def standing(self) -> Int64s:
+        """Return the ids of the standing set, ascending."""
+        return self._standing
+
+    @property
+    def requests_count(self) -> int:
+        """Return how many requests have a row."""
+        return len(self._rows)
+
+    def rows(self, ids: Ids) -> Int64s:
+        """Return the row of each request; raises UnknownRequestError naming the first without."""
+        if isinstance(ids, StandingSet):
+            rows = self._standing_rows
+            if rows is None:
+                rows = self._standing_rows = self._look_up(self._standing)
+            return rows
+        array = id_array(ids)
+        key = array.tobytes()
+        rows = self._lookups.get(key)
+        if rows is None:
+            rows = self._look_up(array)
+            if len(self._lookups) >= LOOKUPS_MAX:
+                self._lookups.clear()
+            self._lookups[key] = rows
+        return rows
+
+    def lengths(self, rows: Int64s) -> Int64s:
+        """Return the tokens that each row's request holds pages for."""
+        return self._lengths[rows]
+
+    def starts(self, rows: Int64s) -> Int64s:
+        """Return the tokens that each row's request held before its last take."""
+        return self._starts[rows]
+
+    def note(self, call: Call, result: AnyResult, columns: Columns) -> None:
+        """Take in one decided operation; what was refused, skipped or failed changes nothing."""
+        operation = call.operation
+        if isinstance(operation, Take):
+            if isinstance(result, TakeResult):
+                self._note_take(call)
+        elif isinstance(operation, Admit):
+            if isinstance(result, AdmitResult):
+                self._note_admit(call, column(columns, result.rows))
+        elif isinstance(operation, Free):
+            if isinstance(result, Freed):
+                self._note_free(call)
+        elif isinstance(operation, Standing) and isinstance(result, Done):
+            self._note_standing(call)
+
+    def check(self) -> None:
+        """Raise KvdClientError naming the first invariant that does not hold."""
+        bound = self._ids.nonzero()[0]
+        if {int(self._ids[row]): int(row) for row in bound} != self._rows:
+            raise KvdClientError("book.rows_match: rows and ids do not name each other")
+        for request in self._standing.tolist():
+            if request not in self._rows:
+                raise KvdClientError(f"book.standing_known: request {request} stands without a row")
+
+    def _note_take(self, call: Call) -> None:
+        rows = self.rows(StandingSet.STANDING if call.ids is None else call.ids)
+        starts = self._lengths[rows]
+        self._starts[rows] = starts
+        self._lengths[rows] = starts + call.tokens
+
+    def _note_admit(self, call: Call, rows: Int64s) -> None:
+        ids = NONE if call.ids is None else call.ids
+        if len(rows) != len(ids):
+            raise ReplyError(f"admit of {len(ids)} requests answered with {len(rows)} rows")
+        fits = rows.nonzero()[0]
+        if not len(fits):
+            return
+        granted = rows[fits]
+        for request, row in zip(ids[fits].tolist(), granted.tolist(), strict=True):
+            if not 0 < row < len(self._ids) or self._ids[row]:
+                raise ReplyError(f"request {request} was given row {row}, which is not free here")
+            self._rows[request] = row
+            self._ids[row] = request
+        self._starts[granted] = 0
+        tokens = call.tokens
+        self._lengths[granted] = 0 if isinstance(tokens, int) or not len(tokens) else tokens[fits]
+        self._forget_lookups()
+
+    def _note_free(self, call: Call) -> None:
+        ids = NONE if call.ids is None else call.ids
+        rows = self.rows(ids)
+        for request in ids.tolist():
+            del self._rows[request]
+        self._ids[rows] = 0
+        self._lengths[rows] = 0
+        self._starts[rows] = 0
+        if len(self._standing):
+            self._standing = np.setdiff1d(self._standing, ids, assume_unique=True)
+        self._forget_lookups()
+
+    def _note_standing(self, call: Call) -> None:
+        standing = np.setdiff1d(self._standing, call.removed, assume_unique=True)
+        if call.ids is not None:
+            standing = np.union1d(standing, call.ids)
+        self._standing = standing
+        self._standing_rows = None
+
+    def _forget_lookups(self) -> None:
+        self._lookups.clear()
+        self._standing_rows = None
+
+    def _look_up(self, ids: Int64s) -> Int64s:
+        known = self._rows
+        try:
+            return np.array([known[request] for request in ids.tolist()], dtype=np.int64)
+        except KeyError as error:
+            raise UnknownRequestError(
+                f"request {error.args[0]} has no row here: no operation that this client sent, or "
+                "has the record of, admitted it, or it was freed since"
+            ) from None
