@@ -1,0 +1,43 @@
+"""What a flow of the session asks its client to do, and the request it does it for."""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from kvd_client.calls import Batch, Call
+from kvd_client.transport import Message
+from kvd_proto.control import MessageKind
+from kvd_proto.outcomes import Failed
+from kvd_proto.scalars import ProgramIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Send the message unless it is out, and wait for its answer."""
+
+    message: Message
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """Run something that blocks the host; it keeps a deadline of its own."""
+
+    wait: Callable[[], None]
+
+
+FIRST_INDEX: Final = ProgramIndex(0)
+
+Flow: TypeAlias = Generator[Exchange | HostWait, None, None]
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """A request that waits for its answer, and what the answer is needed for."""
+
+    kind: MessageKind
+    message: Message
+    calls: list[Call]
+    index_start: ProgramIndex = FIRST_INDEX
+    batch: Batch | None = None
+    failed: Failed | None = None

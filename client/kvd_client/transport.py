@@ -1,0 +1,307 @@
+"""The way to the daemon: two sockets that share one path, behind a seam.
+
+Messages go over a ZeroMQ DEALER at the path. Descriptors come over a Unix socket at
+``path + ".fd"``, which is also the lifeline: its end tells the daemon that this rank is gone.
+
+A transport moves frames and knows nothing of their meaning. `Message` keeps what has to survive an
+interruption: whether the frames went out and the answer that came.
+"""
+
+import asyncio
+import os
+import socket
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final, NamedTuple, Protocol
+
+import zmq
+
+from kvd_client.device import descriptors
+from kvd_client.errors import (
+    ClosedError,
+    DeadlineError,
+    ReplyError,
+    UnreachableError,
+    UsageError,
+    error_of,
+)
+from kvd_proto.codec import decode_control, encode
+from kvd_proto.control import Descriptors, ErrorReply, FetchDescriptors, Ticket
+from kvd_proto.errors import FrameError
+
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""What a Unix socket address can hold."""
+LIFELINE_SUFFIX: Final = ".fd"
+DESCRIPTORS_MAX: Final = 8
+LAST_WORDS_MS: Final = 200
+"""How long an answer may lag behind the end of the daemon that gave it."""
+
+
+class Frames(NamedTuple):
+    """One message: header and body, both encoded."""
+
+    header: bytes
+    body: bytes
+
+
+class MemoryDescriptor(NamedTuple):
+    """A descriptor that was handed out, and the bytes behind it."""
+
+    descriptor: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Message:
+    """A request on its way.
+
+    ``sent`` is False as long as it may be that the daemon did not get it or that its answer was
+    lost here; it is then sent again, which the daemon takes for the same request.
+    """
+
+    frames: Frames
+    sent: bool = False
+    answer: Frames | None = None
+
+
+class Transport(Protocol):
+    """What carries frames; the blocking client uses `wait`, the asyncio client `wait_async`."""
+
+    def open(self, deadline_ms: int) -> Ticket:
+        """Connect and return the ticket for the hello; raises UnreachableError, DeadlineError."""
+        ...
+
+    def send(self, frames: Frames) -> None:
+        """Send one message; raises UnreachableError if no daemon takes it."""
+        ...
+
+    def wait(self, deadline_ms: int) -> None:
+        """Block until a message is there; raises DeadlineError."""
+        ...
+
+    async def wait_async(self, deadline_ms: int) -> None:
+        """Wait until a message is there without blocking the loop; raises DeadlineError."""
+        ...
+
+    def receive(self) -> Frames:
+        """Return the message that is there; raises ReplyError if it has not two frames."""
+        ...
+
+    def fetch(self, token: int, deadline_ms: int) -> dict[str, MemoryDescriptor]:
+        """Return the session's descriptors by name, which are the caller's to close."""
+        ...
+
+    def close(self) -> None:
+        """Close everything; for the daemon that is the end of the rank."""
+        ...
+
+
+def exchange(transport: Transport, message: Message, deadline_ms: int) -> None:
+    """Send a message unless it is out already, and keep its answer; raises DeadlineError."""
+    if message.answer is None:
+        _send(transport, message)
+        transport.wait(deadline_ms)
+        _receive(transport, message)
+
+
+async def exchange_async(transport: Transport, message: Message, deadline_ms: int) -> None:
+    """Do what `exchange` does without blocking the loop."""
+    if message.answer is None:
+        _send(transport, message)
+        await transport.wait_async(deadline_ms)
+        _receive(transport, message)
+
+
+def _send(transport: Transport, message: Message) -> None:
+    if not message.sent:
+        transport.send(message.frames)
+        message.sent = True
+
+
+def _receive(transport: Transport, message: Message) -> None:
+    # Whatever interrupts between these lines may lose the answer; the request is then sent again.
+    message.sent = False
+    message.answer = transport.receive()
+    message.sent = True
+
+
+def socket_path(address: str) -> str:
+    """Return the path of an address; raises UsageError naming what is wrong with it."""
+    scheme, separator, rest = address.partition("://")
+    if separator and scheme != "ipc":
+        raise UsageError(f"address {address!r}: only ipc:// is spoken, not {scheme}://")
+    path = rest if separator else address
+    if not path:
+        raise UsageError("the address of the daemon is empty")
+    size_bytes = len(os.fsencode(path + LIFELINE_SUFFIX))
+    if size_bytes > SOCKET_PATH_BYTES_MAX:
+        raise UsageError(
+            f"socket path {path!r} with {LIFELINE_SUFFIX!r} has {size_bytes} bytes, "
+            f"a Unix socket takes {SOCKET_PATH_BYTES_MAX}"
+        )
+    return path
+
+
+class ZmqTransport:
+    """A daemon on the same host."""
+
+    def __init__(self, address: str) -> None:
+        self._path = socket_path(address)
+        self._lifeline: socket.socket | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._dealer: zmq.Socket[bytes] | None = None
+        self._poller = zmq.Poller()
+        self._torn = False
+
+    def open(self, deadline_ms: int) -> Ticket:
+        """Connect to both sockets; raises UnreachableError, DeadlineError, ReplyError."""
+        path = self._path + LIFELINE_SUFFIX
+        try:
+            self._lifeline = descriptors.connect(path, timeout_ms=deadline_ms)
+        except OSError as error:
+            raise UnreachableError(
+                f"no daemon answers at {path} ({error.strerror or error}); "
+                f"start one with: kvd serve --socket {self._path}"
+            ) from error
+        ticket, _ = self._listen(deadline_ms, fds_max=0)
+        if not isinstance(ticket, Ticket):
+            raise ReplyError(f"{path} said {type(ticket).__name__} where a ticket is due")
+        # A context of its own: a fork of this process then shares no I/O thread with it.
+        self._context = zmq.Context()
+        self._dealer = self._context.socket(zmq.DEALER)
+        self._dealer.setsockopt(zmq.LINGER, 0)
+        self._dealer.setsockopt(zmq.IMMEDIATE, 1)
+        self._dealer.connect(f"ipc://{self._path}")
+        self._poller.register(self._dealer, zmq.POLLIN)
+        self._poller.register(self._lifeline.fileno(), zmq.POLLIN)
+        if not self._dealer.poll(deadline_ms, zmq.POLLOUT):
+            raise UnreachableError(
+                f"a daemon answers at {path}, but none takes messages at {self._path}"
+            )
+        return ticket
+
+    def send(self, frames: Frames) -> None:
+        """Send both frames; raises UnreachableError when the connection is down."""
+        dealer = self._socket()
+        try:
+            dealer.send(frames.header, zmq.SNDMORE | zmq.NOBLOCK)
+            dealer.send(frames.body, zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise UnreachableError(f"the daemon at {self._path} takes no messages") from error
+
+    def wait(self, deadline_ms: int) -> None:
+        """Block until a message is there, the deadline passes or the daemon hangs up."""
+        dealer = self._socket()
+        ready = dict(self._poller.poll(deadline_ms))
+        if dealer in ready:
+            return
+        if not ready:
+            raise self._late(deadline_ms)
+        # The last words of a daemon that stopped may come behind its end of the lifeline.
+        if not dealer.poll(LAST_WORDS_MS):
+            raise self._hung_up()
+
+    async def wait_async(self, deadline_ms: int) -> None:
+        """Wait until a message is there; the loop watches both sockets meanwhile."""
+        loop = asyncio.get_running_loop()
+        end = monotonic() + deadline_ms / 1000
+        files = (self._socket().fileno(), self._line().fileno())
+        changed = asyncio.Event()
+        for file in files:
+            loop.add_reader(file, changed.set)
+        try:
+            # The descriptor of a ZeroMQ socket tells of changes only: look at the state first.
+            while not self._readable():
+                changed.clear()
+                if self._lifeline_ended():
+                    end = min(end, monotonic() + LAST_WORDS_MS / 1000)
+                    loop.remove_reader(files[1])
+                await asyncio.wait_for(changed.wait(), max(0.0, end - monotonic()))
+        except TimeoutError:
+            raise self._hung_up() if self._lifeline_ended() else self._late(deadline_ms) from None
+        finally:
+            for file in files:
+                loop.remove_reader(file)
+
+    def receive(self) -> Frames:
+        """Return the message that is there; raises ReplyError for another number of frames."""
+        dealer = self._socket()
+        torn, self._torn = self._torn, True
+        header = dealer.recv(zmq.NOBLOCK)
+        if torn and not dealer.getsockopt(zmq.RCVMORE):
+            # The rest of a message whose first frame an interruption took away.
+            header = dealer.recv(zmq.NOBLOCK)
+        frames = [header]
+        while dealer.getsockopt(zmq.RCVMORE):
+            frames.append(dealer.recv(zmq.NOBLOCK))
+        self._torn = False
+        if len(frames) != len(Frames._fields):
+            raise ReplyError(f"an answer of {len(frames)} frames came from {self._path}")
+        return Frames(*frames)
+
+    def fetch(self, token: int, deadline_ms: int) -> dict[str, MemoryDescriptor]:
+        """Ask the lifeline for the session's memory; raises what the daemon answers."""
+        descriptors.send_message(self._line(), encode(FetchDescriptors(token=token)))
+        answer, fds = self._listen(deadline_ms, fds_max=DESCRIPTORS_MAX)
+        if isinstance(answer, ErrorReply):
+            raise error_of(answer.code, answer.message, retry=answer.retry)
+        if not isinstance(answer, Descriptors) or len(answer.names) != len(fds):
+            descriptors.close_all(fds)
+            raise ReplyError(f"{type(answer).__name__} with {len(fds)} descriptors came to a fetch")
+        pairs = zip(answer.names, fds, answer.sizes_bytes, strict=True)
+        return {name: MemoryDescriptor(fd, size_bytes) for name, fd, size_bytes in pairs}
+
+    def close(self) -> None:
+        """Close both sockets; the lifeline last, so that a farewell gets out first."""
+        if self._dealer is not None:
+            self._dealer.close()
+        if self._context is not None:
+            self._context.term()
+        if self._lifeline is not None:
+            self._lifeline.close()
+        self._dealer = self._context = self._lifeline = None
+
+    def _listen(self, deadline_ms: int, *, fds_max: int) -> tuple[object, list[int]]:
+        """Receive one message from the lifeline and decode it."""
+        lifeline = self._line()
+        lifeline.settimeout(deadline_ms / 1000)
+        try:
+            payload, fds = descriptors.receive_message(lifeline, fds_max)
+        except TimeoutError as error:
+            raise self._late(deadline_ms) from error
+        except OSError as error:
+            raise self._hung_up() from error
+        if not payload:
+            raise self._hung_up()
+        try:
+            return decode_control(payload), fds
+        except FrameError as error:
+            descriptors.close_all(fds)
+            raise ReplyError(f"the lifeline of {self._path}: {error.message}") from error
+
+    def _readable(self) -> bool:
+        return bool(int(self._socket().getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _lifeline_ended(self) -> bool:
+        try:
+            return not self._line().recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def _late(self, deadline_ms: int) -> DeadlineError:
+        return DeadlineError(f"no answer from {self._path} within {deadline_ms} ms")
+
+    def _hung_up(self) -> UnreachableError:
+        return UnreachableError(f"the daemon at {self._path} has hung up")
+
+    def _socket(self) -> "zmq.Socket[bytes]":
+        if self._dealer is None:
+            raise ClosedError(f"the connection to {self._path} is closed")
+        return self._dealer
+
+    def _line(self) -> socket.socket:
+        if self._lifeline is None:
+            raise ClosedError(f"the connection to {self._path} is closed")
+        return self._lifeline
