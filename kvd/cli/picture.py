@@ -128,7 +128,7 @@ def _legend(stage: StageStatistics, letters: Sequence[str]) -> list[str]:
         colour = _COLOURS[index % len(_COLOURS)]
         unit = "slots" if band.kind == "state" else "pages"
         span_units = band.span_end - band.span_start
-        promised = f" ({band.reserved_units} promised)" if band.reserved_units else ""
+        promised = f" ({band.promised_units} promised)" if band.promised_units else ""
         pending = f", {_PENDING_LETTER} {band.pending_units} pending" if band.pending_units else ""
         lines.append(
             f"{click.style(letter, fg=colour, reverse=True)} {band.name:<{name_width}} "

@@ -34,7 +34,7 @@ class BandStatistics(msgspec.Struct, frozen=True, kw_only=True):
     live_units: int
     hole_units: int
     pending_units: int = 0
-    reserved_units: int = 0
+    promised_units: int = 0
     virtual_free: int = 0
 
 
@@ -54,19 +54,24 @@ class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     arena_bytes: int
     sink_bytes: int
     bands: tuple[BandStatistics, ...]
+    rows: int = 0
     log: LogStatistics | None = None
+    counters: dict[str, Any] = {}
+    refusals: dict[str, Any] = {}
 
 
 class GroupStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One model instance."""
+    """One model instance; it has stages while its ranks are attached."""
 
     name: str
     tp: int
     pp: int
     incarnation: int
     state: str
+    model: str = ""
+    last_end: str | None = None
+    waiting_for: tuple[str, ...] = ()
     stages: tuple[StageStatistics, ...] = ()
-    sessions: tuple[dict[str, Any], ...] = ()
 
 
 class DaemonStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +89,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     daemon: DaemonStatistics
     groups: tuple[GroupStatistics, ...] = ()
-    counters: dict[str, int | float] = {}
+    sessions: tuple[dict[str, Any], ...] = ()
+    counters: dict[str, Any] = {}
 
 
 def fetch_statistics(stats_path: Path) -> bytes:

@@ -1,8 +1,9 @@
 """``kvd stats``: what a running daemon's bands, groups and sessions hold."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import click
 
@@ -48,18 +49,42 @@ def _print_tables(document: bytes) -> None:
     if not found.groups:
         click.echo("no group is attached")
     for group in found.groups:
-        click.echo(
-            f"group {group.name}: TP {group.tp}, PP {group.pp}, incarnation {group.incarnation}, "
-            f"{group.state}"
-        )
+        click.echo(_group_line(group))
         for stage in group.stages:
             print_table(_stage_title(stage), _BAND_COLUMNS, _band_rows(stage))
-        if group.sessions:
-            columns, rows = _session_table(group)
-            print_table("sessions", columns, rows)
-    if found.counters:
-        rows = [(name, f"{value:,}") for name, value in sorted(found.counters.items())]
-        print_table("counters", ("counter", "value"), rows)
+            _print_counters(f"stage {stage.stage}", stage.counters | stage.refusals)
+    if found.sessions:
+        # A column for each fact that any session has.
+        columns = tuple(dict.fromkeys(key for session in found.sessions for key in session))
+        rows = [tuple(_as_text(session.get(key)) for key in columns) for session in found.sessions]
+        print_table("sessions", columns, rows)
+    _print_counters("daemon", found.counters)
+
+
+def _print_counters(owner: str, counters: Mapping[str, Any]) -> None:
+    shown = ", ".join(f"{name} {_as_text(value)}" for name, value in counters.items())
+    click.echo(f"{owner}: {shown}")
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value)
+        return "{" + ", ".join(f"{key} {_as_text(pairs[key])}" for key in pairs) + "}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:,}"
+
+
+def _group_line(group: GroupStatistics) -> str:
+    line = (
+        f"group {group.name} ({group.model or 'no model'}): TP {group.tp}, PP {group.pp}, "
+        f"incarnation {group.incarnation}, {group.state}"
+    )
+    if group.waiting_for:
+        line += f", waits for {', '.join(group.waiting_for)}"
+    return line + (f"; last ended because {group.last_end}" if group.last_end else "")
 
 
 _BAND_COLUMNS: Final = (
@@ -82,7 +107,7 @@ def _stage_title(stage: StageStatistics) -> str:
     log = f", log of {stage.log.entries:,} entries" if stage.log is not None else ""
     return (
         f"stage {stage.stage}: arena of {stage.arena_bytes:,} bytes, "
-        f"{stage.requests:,} requests, position {stage.position:,}{log}"
+        f"{stage.requests:,} of {stage.rows:,} requests, position {stage.position:,}{log}"
     )
 
 
@@ -98,16 +123,9 @@ def _band_rows(stage: StageStatistics) -> list[tuple[str, ...]]:
             f"{band.live_units:,}",
             f"{band.hole_units:,}",
             f"{band.pending_units:,}",
-            f"{band.reserved_units:,}",
+            f"{band.promised_units:,}",
             f"{band.virtual_free:,}",
             f"{band.live_units * band.unit_bytes:,}",
         )
         for band in stage.bands
     ]
-
-
-def _session_table(group: GroupStatistics) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the sessions with whatever the daemon says about them, a column for each fact."""
-    columns = tuple(dict.fromkeys(key for session in group.sessions for key in session))
-    rows = [tuple(str(session.get(key, "")) for key in columns) for session in group.sessions]
-    return columns, rows

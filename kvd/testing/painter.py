@@ -5,13 +5,13 @@ for, then checks. `ArenaPainter.run` is what the forward stream executes, so wri
 ordered with the allocator's zeroing and moving exactly as kernels would be.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from kvd.errors import WorkloadError
 from kvd.testing.pattern import (
     Indices,
     PatternOwner,
@@ -21,7 +21,7 @@ from kvd.testing.pattern import (
     state_words,
     token_words,
 )
-from kvd_proto.memory import BandPlan, Lifetime, StoragePlan
+from kvd_proto.memory import StoragePlan
 from kvd_proto.scalars import RequestId
 
 MISMATCHES_KEPT_MAX: Final = 20
@@ -141,6 +141,11 @@ class ArenaPainter:
         corruption: Corruption | None = None,
     ) -> None:
         assert arena.size == plan.arena_bytes
+        if corruption is not None and corruption.band not in {band.name for band in plan.bands}:
+            raise WorkloadError(
+                f"there is no band {corruption.band!r} to corrupt, only "
+                f"{', '.join(band.name for band in plan.bands)}"
+            )
         self._rank_index = rank_index
         self._corruption = corruption
         self._bands = {band.name: band for band in plan.bands}
@@ -335,11 +340,6 @@ class ArenaPainter:
                     finding=finding,
                 )
             )
-
-
-def token_band_plans(plan: StoragePlan) -> Sequence[BandPlan]:
-    """Return the bands whose units are pages, in chain order."""
-    return [band for band in plan.bands if band.lifetime is not Lifetime.STATE]
 
 
 def _token_places(pages: Indices, page_tokens: int) -> Indices:

@@ -30,7 +30,7 @@ def band(
         live_units=live,
         hole_units=end - start - live - pending,
         pending_units=pending,
-        reserved_units=promised,
+        promised_units=promised,
     )
 
 

@@ -53,10 +53,10 @@ DOCUMENT: dict[str, object] = {
                     ],
                 }
             ],
-            "sessions": [{"rank": 0, "pid": 99}, {"rank": 1, "pid": 98, "applied": 5}],
         }
     ],
-    "counters": {"batches": 12345},
+    "sessions": [{"rank": 0, "pid": 99}, {"rank": 1, "pid": 98, "following": True}],
+    "counters": {"batches": 12345, "errors": {"FENCED": 2}},
 }
 
 Answer = Callable[[Header], list[bytes]]
@@ -155,7 +155,16 @@ def test_stats_prints_tables_of_bands_and_sessions(socket_path: Path) -> None:
     result = CliRunner().invoke(cli, ["stats", "--socket", str(socket_path)])
 
     assert result.exit_code == 0, result.output
-    for text in ("TP 2", "grow_down", "[60, 100)", "3,000", "applied", "batches", "12,345"):
+    for text in (
+        "TP 2",
+        "grow_down",
+        "[60, 100)",
+        "3,000",
+        "following",
+        "batches",
+        "12,345",
+        "{FENCED 2}",
+    ):
         assert text in result.output
 
 
