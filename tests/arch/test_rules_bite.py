@@ -334,6 +334,7 @@ RIGHT: dict[str, tuple[Rule, Files]] = {
         r8_errors,
         {"kvd/plan/a.py": "try:\n    f()\nexcept BaseException:\n    g()\n    raise\n"},
     ),
+    "state owner": (r9_types, {"kvd/serve/a.py": "@dataclass\nclass Session:\n    x: str\n"}),
     "frozen by its base": (
         r9_types,
         {
