@@ -1,6 +1,6 @@
 """Attention parts of a configuration: heads, latents, and how far each layer looks back."""
 
-from kvd.declare.fields import ConfigFields
+from kvd.declare.fields import ConfigFields, shown
 from kvd.declare.shard import RankShape
 from kvd.errors import DeclareError
 from kvd.units import exact_div
@@ -111,7 +111,7 @@ def window_of_kind(fields: ConfigFields, kind: str, *, key: str) -> int | None:
     if kind in CHUNK_NAMES:
         return fields.count("attention_chunk_size")
     raise DeclareError(
-        f"{fields.named(key)} is {kind!r}: kvd knows "
+        f"{fields.named(key)} is {shown(kind)}: kvd knows "
         + ", ".join((FULL_NAMES[0], WINDOW_NAMES[0], CHUNK_NAMES[0]))
         + " here"
     )

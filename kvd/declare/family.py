@@ -14,7 +14,7 @@ from kvd.declare.attention import (
     layer_count_of,
     layer_windows,
 )
-from kvd.declare.fields import ConfigFields
+from kvd.declare.fields import ConfigFields, shown
 from kvd.declare.hybrid import (
     bamba_layers,
     falcon_h1_layers,
@@ -90,15 +90,15 @@ def family_of(model_type: str) -> Family:
 
 def _plain_decoder(fields: ConfigFields, rank: RankShape) -> Layers:
     for key in sorted(fields.values):
-        if fields.has(key) and fields.values[key] not in (False, [], {}, 0):
-            for hint in UNSUPPORTED_HINTS:
-                if hint in key.lower():
-                    model_type = fields.text("model_type", default="(none)")
-                    raise DeclareError(
-                        f"model_type {model_type!r} is unknown to kvd and its field "
-                        f"{fields.named(key)} = {fields.values[key]!r} hints at layers other than "
-                        "plain attention; declare its layers part by part instead"
-                    )
+        # Off is off: files of plain models may carry such a field with nothing in it.
+        hinting = any(hint in key.lower() for hint in UNSUPPORTED_HINTS)
+        if hinting and fields.values[key] not in (None, False, 0, "", [], {}):
+            model_type = fields.text("model_type", default="(none)")
+            raise DeclareError(
+                f"model_type {shown(model_type)} is unknown to kvd and its field "
+                f"{fields.named(key)} = {shown(fields.values[key])} hints at layers other "
+                "than plain attention; declare its layers part by part instead"
+            )
     if fields.has("kv_lora_rank"):
         return _latent(fields, rank)
     return _attention_only(fields, rank)
@@ -114,7 +114,7 @@ def _attention_only(fields: ConfigFields, rank: RankShape) -> Layers:
 def _latent(fields: ConfigFields, rank: RankShape) -> Layers:
     if fields.has("index_topk"):
         raise DeclareError(
-            f"{fields.named('index_topk')} is {fields.values['index_topk']!r}: kvd does not "
+            f"{fields.named('index_topk')} is {shown(fields.values['index_topk'])}: kvd does not "
             "store the keys of a sparse-attention indexer"
         )
     divide_query_heads(fields, rank)

@@ -1,5 +1,6 @@
 """Typed reading of a model configuration; every complaint names the key and the value found."""
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -52,7 +53,7 @@ class ConfigFields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise DeclareError(f"{self.named(key)} is {value!r}: expected true or false")
+            raise DeclareError(f"{self.named(key)} is {shown(value)}: expected true or false")
         return value
 
     def text(self, key: str, *, default: str | None = None) -> str:
@@ -63,7 +64,7 @@ class ConfigFields:
                 raise DeclareError(f"{self.named(key)} is missing: expected a text")
             return default
         if not isinstance(value, str):
-            raise DeclareError(f"{self.named(key)} is {value!r}: expected a text")
+            raise DeclareError(f"{self.named(key)} is {shown(value)}: expected a text")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ class ConfigFields:
         items = self.items(key)
         for place, item in enumerate(items):
             if not isinstance(item, str):
-                raise DeclareError(f"{self.named(key)}[{place}] is {item!r}: expected a text")
+                raise DeclareError(f"{self.named(key)}[{place}] is {shown(item)}: expected a text")
         return tuple(cast("str", item) for item in items)
 
     def counts(self, key: str, *, count_min: int = 0) -> tuple[int, ...]:
@@ -95,20 +96,27 @@ class ConfigFields:
         """Return a list, its items unchecked; DeclareError if it is not one."""
         value = self.values.get(key)
         if not isinstance(value, list):
-            raise DeclareError(f"{self.named(key)} is {value!r}: expected a list")
+            raise DeclareError(f"{self.named(key)} is {shown(value)}: expected a list")
         return cast("list[object]", value)
 
     def section(self, key: str) -> "ConfigFields":
         """Return a nested mapping; DeclareError if it is not one."""
         value = self.values.get(key)
         if not isinstance(value, dict):
-            raise DeclareError(f"{self.named(key)} is {value!r}: expected an object")
+            raise DeclareError(f"{self.named(key)} is {shown(value)}: expected an object")
         return ConfigFields(cast("dict[str, Any]", value), self.named(key))
 
     @staticmethod
     def _whole(name: str, value: object, count_min: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise DeclareError(f"{name} is {value!r}: expected a whole number")
+            raise DeclareError(f"{name} is {shown(value)}: expected a whole number")
         if not count_min <= value <= _COUNT_MAX:
             raise DeclareError(f"{name} is {value}: expected at least {count_min}")
         return value
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it, cut short where a file holds an absurd one."""
+    short = reprlib.Repr()
+    short.maxstring = 80
+    return short.repr(value)

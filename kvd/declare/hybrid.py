@@ -12,7 +12,7 @@ from kvd.declare.attention import (
     layer_kinds,
     layer_windows,
 )
-from kvd.declare.fields import ConfigFields
+from kvd.declare.fields import ConfigFields, shown
 from kvd.declare.shard import RankShape
 from kvd.declare.state import (
     delta_attention_part,
@@ -79,8 +79,8 @@ def nemotron_h_layers(fields: ConfigFields, rank: RankShape) -> tuple[LayerDecl,
     for place, letter in enumerate(pattern):
         if letter not in of_letter:
             raise DeclareError(
-                f"{fields.named('hybrid_override_pattern')}[{place}] is {letter!r}: expected one "
-                "of M, *, - and E"
+                f"{fields.named('hybrid_override_pattern')}[{place}] is {shown(letter)}: expected "
+                "one of M, *, - and E"
             )
     return tuple(of_letter[letter] for letter in pattern)
 
@@ -249,7 +249,7 @@ def _by_kind(
     for place, kind in enumerate(kinds):
         if kind not in states and kind not in FULL_NAMES:
             raise DeclareError(
-                f"{fields.named(key)}[{place}] is {kind!r}: expected {FULL_NAMES[0]} or "
+                f"{fields.named(key)}[{place}] is {shown(kind)}: expected {FULL_NAMES[0]} or "
                 + " or ".join(sorted(states))
             )
     return tuple(states.get(kind, full) for kind in kinds)

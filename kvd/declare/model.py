@@ -4,10 +4,9 @@ A configuration is read here; parts that an engine declared itself come through 
 way `check_layers` has passed, so what follows may rely on it.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final, cast
-
-import msgspec
 
 from kvd.declare.attention import layer_count_of
 from kvd.declare.family import KIND_DEFAULTS, family_of
@@ -60,8 +59,11 @@ def declare_model(
 def decode_config(text: bytes, *, what: str = "config.json") -> Mapping[str, Any]:
     """Return a configuration's fields; DeclareError if the text is not a JSON object."""
     try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # The standard parser, since published files hold Infinity, which strict ones refuse.
+        value = json.loads(text)
+    except RecursionError as error:
+        raise DeclareError(f"{what} is nested too deeply for a configuration") from error
+    except ValueError as error:
         raise DeclareError(f"{what} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise DeclareError(f"{what} holds {type(value).__name__}: expected a JSON object")

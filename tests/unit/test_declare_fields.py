@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvd.declare.fields import ConfigFields
+from kvd.declare.fields import ConfigFields, shown
 from kvd.errors import DeclareError
 
 
@@ -63,3 +63,8 @@ def test_a_section_that_is_no_object_is_refused() -> None:
 def test_a_text_of_another_type_is_refused() -> None:
     with pytest.raises(DeclareError, match="model_type is 7"):
         ConfigFields({"model_type": 7}).text("model_type")
+
+
+@pytest.mark.parametrize("value", ["x" * 10_000, list(range(10_000)), {"a": {"b": {"c": {}}}}])
+def test_absurd_values_are_cut_short_in_messages(value: object) -> None:
+    assert len(shown(value)) < 120

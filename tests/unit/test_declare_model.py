@@ -1,10 +1,16 @@
 """From a declaration to layers."""
 
+import json
+from typing import Any
+
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvd.declare.model import LAYERS_COUNT_MAX, declare_model
 from kvd.errors import DeclareError
+from kvd.presets import preset_config, preset_names
 from kvd_proto.memory import (
     AttentionPart,
     DeclaredConfig,
@@ -83,11 +89,18 @@ def test_a_configuration_that_names_no_context_leaves_it_open() -> None:
         (b"\xff\xfe{}", "is not JSON"),
         (b"[1, 2]", "holds list: expected a JSON object"),
         (b"{}", "num_hidden_layers is missing"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"num_hidden_layers": ' + b"9" * 5000 + b"}", "is not JSON"),
     ],
 )
 def test_a_text_that_is_no_configuration_is_refused(text: bytes, complaint: str) -> None:
     with pytest.raises(DeclareError, match=complaint):
         declare_model(declared(text))
+
+
+def test_infinity_as_published_files_write_it_is_read() -> None:
+    text = msgspec.json.encode(PLAIN)[:-1] + b', "time_step_limit": [0.0, Infinity]}'
+    assert len(declare_model(declared(text)).layers) == 2
 
 
 def test_an_encoder_decoder_is_refused() -> None:
@@ -124,3 +137,30 @@ def test_a_wrong_draft_layer_is_named_as_one() -> None:
     )
     with pytest.raises(DeclareError, match="draft layer 0 shares"):
         declare_model(model)
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 300),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.lists(st.one_of(st.integers(-2, 70), st.text(max_size=4), st.none()), max_size=70),
+    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+)
+
+
+@settings(print_blob=True, deadline=None, max_examples=300)
+@given(st.sampled_from(preset_names()), st.data())
+def test_a_damaged_configuration_is_read_or_refused_and_nothing_else(
+    name: str, data: st.DataObject
+) -> None:
+    config: dict[str, Any] = json.loads(preset_config(name))
+    inner: dict[str, Any] = config.get("text_config", config)
+    inner[data.draw(st.sampled_from(sorted(inner)))] = data.draw(JUNK)
+    try:
+        model = declare_model(declared(json.dumps(config).encode()), tp_count=2)
+    except DeclareError:
+        return
+    assert len(model.layers) == inner["num_hidden_layers"]
