@@ -189,7 +189,7 @@ def _play(playing: _Playing) -> None:
 def _run(playing: _Playing, work: _Work) -> None:
     try:
         work.run()
-    except BaseException as error:  # the rim of the stream: kept, and raised by its next call
+    except BaseException as error:  # rim: the stream keeps it, and its next call raises it
         playing.failure = error
         return
     if playing.lane is not None:

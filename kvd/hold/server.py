@@ -1,0 +1,179 @@
+"""The holder's loop: one thread, one socket, a table of descriptors.
+
+It imports neither a messaging nor a numeric library: the less it does, the longer it lives.
+"""
+
+import os
+import selectors
+import socket
+from typing import Final
+
+from kvd.errors import ServeError
+from kvd.hold.message import (
+    HOLD_VERSION,
+    Answer,
+    AnyRequest,
+    Drop,
+    Dropped,
+    Found,
+    Get,
+    Greet,
+    Greeting,
+    Kept,
+    ListHeld,
+    Listing,
+    Put,
+    Refused,
+    decode_request,
+    encode,
+)
+from kvd.hold.store import DescriptorTable, create_nonce
+from kvd_client.device.descriptors import (
+    close_all,
+    peer_credentials,
+    receive_message,
+    send_message,
+)
+from kvd_proto.errors import ErrorCode, KvdError
+
+CONNECTIONS_MAX: Final = 16
+"""A daemon, its successor, and somebody who looks."""
+LISTING_COUNT_MAX: Final = 128
+"""Names in one answer: 128 of at most 200 bytes stay well below the cap of a message."""
+
+
+class HolderServer:
+    """Keeps descriptors for processes of its own user."""
+
+    def __init__(self, listener: socket.socket | None = None) -> None:
+        """Serve a listener, or only the connections that `adopt` brings."""
+        self._table = DescriptorTable()
+        self._nonce = create_nonce()
+        self._selector = selectors.DefaultSelector()
+        self._connections_count = 0
+        self._listener = listener
+        if listener is not None:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Serve a connection that exists already."""
+        sock.setblocking(False)
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._connections_count += 1
+
+    def run(self, stop: socket.socket | None = None) -> int:
+        """Serve until ``stop`` becomes readable, or nobody can reach this holder any more.
+
+        Returns how many descriptors were kept at the end.
+        """
+        if stop is not None:
+            self._selector.register(stop, selectors.EVENT_READ)
+        while self._listener is not None or self._connections_count:
+            for key, _ in self._selector.select():
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                if sock is stop:
+                    return len(self._table)
+                if sock is self._listener:
+                    self._accept(sock)
+                else:
+                    self._serve(sock)
+        return len(self._table)
+
+    def close(self) -> None:
+        """Let go of everything that is kept."""
+        self._selector.close()
+        self._table.close()
+        os.close(self._nonce)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:  # the peer was faster in leaving than we were in greeting
+            return
+        uid = peer_credentials(sock).uid
+        refusal = None
+        if uid != os.geteuid():
+            refusal = Refused(
+                ErrorCode.FORBIDDEN, f"this holder serves uid {os.geteuid()}, not uid {uid}"
+            )
+        elif self._connections_count >= CONNECTIONS_MAX:
+            refusal = Refused(
+                ErrorCode.BUSY, f"CONNECTIONS_MAX = {CONNECTIONS_MAX} connections are open"
+            )
+        if refusal is None:
+            self.adopt(sock)
+            return
+        sock.setblocking(False)
+        _send(sock, refusal, [])
+        sock.close()
+
+    def _serve(self, sock: socket.socket) -> None:
+        """Answer one request; a peer that breaks the rules or is gone loses its connection."""
+        descriptors: list[int] = []
+        try:
+            payload, descriptors = receive_message(sock, fds_max=1)
+            if not payload:
+                self._part(sock)
+                return
+            request = decode_request(payload)
+        except (KvdError, OSError) as error:
+            close_all(descriptors)
+            if not isinstance(error, BlockingIOError):
+                _send(sock, Refused(ErrorCode.BAD_FRAME, str(error)), [])
+                self._part(sock)
+            return
+        kept = False
+        try:
+            answer, to_send = self._decide(request, descriptors)
+            kept = isinstance(answer, Kept)
+        except KvdError as error:
+            answer, to_send = Refused(error.code, error.message), []
+        if not kept:
+            close_all(descriptors)
+        if not _send(sock, answer, to_send):
+            self._part(sock)
+
+    def _decide(self, request: AnyRequest, descriptors: list[int]) -> tuple[Answer, list[int]]:
+        """Carry a request out and return the answer with the descriptors that go along."""
+        wanted = 1 if isinstance(request, Put) else 0
+        if len(descriptors) != wanted:
+            raise ServeError(
+                f"a {type(request).__name__} brings {wanted} descriptors, not {len(descriptors)}",
+                code=ErrorCode.BAD_ARGUMENT,
+            )
+        match request:
+            case Greet(version=version):
+                if version != HOLD_VERSION:
+                    raise ServeError(
+                        f"this holder speaks version {HOLD_VERSION}, the daemon {version}",
+                        code=ErrorCode.BAD_VERSION,
+                    )
+                return Greeting(HOLD_VERSION), [self._nonce]
+            case Put(name=name, size_bytes=size_bytes):
+                self._table.put(name, descriptors[0], size_bytes)
+                return Kept(), []
+            case Get(name=name):
+                descriptor = self._table.get(name)
+                return Found(os.fstat(descriptor).st_size), [descriptor]
+            case Drop(name=name):
+                self._table.drop(name)
+                return Dropped(), []
+            case ListHeld(start_index=start):
+                held = self._table.held()
+                return Listing(held[start : start + LISTING_COUNT_MAX], len(held)), []
+
+    def _part(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        self._connections_count -= 1
+        sock.close()
+
+
+def _send(sock: socket.socket, answer: Answer, descriptors: list[int]) -> bool:
+    """Return whether the answer is on its way; a peer that does not read is not waited for."""
+    try:
+        send_message(sock, encode(answer), descriptors)
+    except OSError:
+        return False
+    return True
