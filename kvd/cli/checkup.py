@@ -109,7 +109,8 @@ def check_python() -> Answer:
     if sys.version_info < PYTHON_MIN:
         wanted = ".".join(str(part) for part in PYTHON_MIN)
         return Answer("python", Verdict.FAIL, found, f"use Python {wanted} or newer")
-    if "--enable-optimizations" not in (sysconfig.get_config_var("CONFIG_ARGS") or ""):
+    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    if not is_optimized_build(arguments, base_prefix=sys.base_prefix):
         return Answer(
             "python",
             Verdict.WARN,
@@ -117,6 +118,14 @@ def check_python() -> Answer:
             "a distribution's Python answers batches 5 to 10 % faster",
         )
     return Answer("python", Verdict.OK, found)
+
+
+def is_optimized_build(config_arguments: str, *, base_prefix: str) -> bool:
+    """Return whether a Python was built with profile-guided optimization.
+
+    Debian and its children do so without the configure option, and leave no trace of it.
+    """
+    return "--enable-optimizations" in config_arguments or base_prefix == "/usr"
 
 
 def check_assertions() -> Answer:

@@ -22,6 +22,7 @@ from kvd.cli.checkup import (
     check_pid_namespace,
     check_pidfd,
     check_runtime_dir,
+    is_optimized_build,
 )
 from kvd.cli.main import cli
 
@@ -51,6 +52,20 @@ def test_switched_off_assertions_are_found() -> None:
     )
     assert ran.stdout.strip() == "fail switched off by -OO"
     assert check_assertions().verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("config_arguments", "base_prefix", "optimized"),
+    [
+        ("'--enable-optimizations' '--with-lto'", "/usr/local", True),
+        ("'--enable-shared'", "/usr", True),
+        ("'--enable-shared'", "/opt/python", False),
+    ],
+)
+def test_a_python_built_without_optimization_is_told_apart(
+    config_arguments: str, base_prefix: str, optimized: bool
+) -> None:
+    assert is_optimized_build(config_arguments, base_prefix=base_prefix) is optimized
 
 
 def test_this_host_passes_memory_descriptors() -> None:
