@@ -37,8 +37,8 @@ class LocalDaemon:
         self._arguments = tuple(arguments)
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
-        self.returncode: int | None = None
-        """How the daemon ended, once it did."""
+        self.returncode = 0
+        """How the daemon ended, once the context is left."""
 
     def __enter__(self) -> "LocalDaemon":
         """Start the daemon and wait until it is ready.

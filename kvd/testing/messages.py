@@ -51,6 +51,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """Whether it sent batches itself; a follower's counts of them are 0."""
     served_count: int
     served_tokens: int
+    written_tokens: int
     pass_count: int
     step_count: int
     running_count_max: int

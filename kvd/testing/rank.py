@@ -129,6 +129,7 @@ class _Runner:
             is_scheduler=workload is not None,
             served_count=counts.served_count,
             served_tokens=counts.served_tokens,
+            written_tokens=counts.written_tokens,
             pass_count=counts.pass_count,
             step_count=counts.step_count,
             running_count_max=counts.running_count_max,

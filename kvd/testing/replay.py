@@ -35,9 +35,8 @@ PeerPipe: TypeAlias = "Connection[Any, Any]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySpec:
-    """What to replay, and on which daemon."""
+    """What to replay."""
 
-    address: str
     group: str
     tp_count: int
     mode: Mode
@@ -73,28 +72,34 @@ class ReplayOutcome:
 
 
 def run_replay(
-    spec: ReplaySpec, *, observe: Observer, on_start: Callable[[Sequence[int]], None] | None = None
+    spec: ReplaySpec,
+    *,
+    address: str,
+    observe: Observer,
+    on_end: Callable[[], None],
 ) -> ReplayOutcome:
-    """Run a replay to its end, or until a rank fails.
+    """Run a replay on the daemon at an address to its end, or until a rank fails.
 
     ``observe`` is called with rank 0's progress, at least ten times a second while it moves;
-    ``on_start`` with the process ids of the ranks.
+    ``on_end`` when all requests are freed and all ranks still attached.
     """
     with ExitStack() as stack:
-        ranks = _start_ranks(spec, stack)
-        if on_start is not None:
-            on_start([rank.pid for rank in ranks])
-        return _listen(ranks, observe)
+        ranks = _start_ranks(spec, address, stack)
+        outcome = _listen(ranks, observe)
+        if outcome.problems:
+            return outcome
+        on_end()
+        return ReplayOutcome(outcome.reports, tuple(_part(ranks)))
 
 
-def _start_ranks(spec: ReplaySpec, stack: ExitStack) -> list[RankProcess]:
+def _start_ranks(spec: ReplaySpec, address: str, stack: ExitStack) -> list[RankProcess]:
     peers = _peer_pipes(spec, stack)
     ranks: list[RankProcess] = []
     for rank_index in range(spec.tp_count):
         mode = Mode.FOLLOWER if spec.mode is Mode.LEADER and rank_index > 0 else spec.mode
         passed = peers[rank_index]
         rank_spec = RankSpec(
-            address=spec.address,
+            address=address,
             group=spec.group,
             rank_index=rank_index,
             tp_count=spec.tp_count,
@@ -126,7 +131,7 @@ def _peer_pipes(spec: ReplaySpec, stack: ExitStack) -> list[list[PeerPipe]]:
 
 
 def _listen(ranks: Sequence[RankProcess], observe: Observer) -> ReplayOutcome:
-    """Take in messages until every rank has reported or failed, then let all of them go."""
+    """Take in messages until every rank has reported or failed."""
     reports: dict[int, RankReport] = {}
     problems: list[RankProblem] = []
     open_ranks = {rank.pipe.fileno(): rank for rank in ranks}
@@ -155,8 +160,6 @@ def _listen(ranks: Sequence[RankProcess], observe: Observer) -> ReplayOutcome:
                 RankProblem(rank.rank_index, _silence(limit_s)) for rank in open_ranks.values()
             ]
             break
-    if not problems:
-        problems += _part(ranks)
     return ReplayOutcome(tuple(reports[key] for key in sorted(reports)), tuple(problems))
 
 

@@ -1,0 +1,335 @@
+"""``kvd replay``: serve a real request trace through client processes, and check every byte."""
+
+import os
+import re
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from kvd.cli.output import print_json
+from kvd.cli.picture import render_map
+from kvd.cli.watch import Watch
+from kvd.errors import ServeError, SettingError
+from kvd.presets import preset_config, read_config
+from kvd.setting import parse_bytes
+from kvd.testing.local import LocalDaemon
+from kvd.testing.messages import RankProgress
+from kvd.testing.painter import Corruption
+from kvd.testing.processes import ending_of
+from kvd.testing.replay import ReplayOutcome, ReplaySpec, run_replay
+from kvd.testing.report import ReplayReport
+from kvd.testing.traces import Selection, excerpt, read_trace, select_requests
+from kvd.testing.workload import WorkloadLimits, WorkloadRequest
+from kvd_proto.control import Mode
+from kvd_proto.memory import DeclaredConfig, SizingInputs
+from kvd_proto.scalars import RequestId
+
+SCHEMA: Final = "kvd.replay/1"
+
+PRESET: Final = "gpt-oss-20b"
+# A request of the excerpt has 1,900 tokens on average, which take 24 MB of full-attention pages per
+# rank; 48 such requests do not fit the budget, so they wait for one another's memory.
+BUDGET: Final = "768MiB"
+RUNNING_COUNT: Final = 48
+REQUEST_COUNT: Final = 200
+TOKENS_MAX: Final = 4096
+CHUNK_TOKENS: Final = 512
+PROMPT_TOKENS: Final = 2048
+"""Prompt tokens per step over all requests: four chunks."""
+ASKED_COUNT: Final = 4
+SAMPLE_STEP_COUNT: Final = 16
+SAMPLE_REQUEST_COUNT: Final = 2
+DEADLINE_MS: Final = 30_000
+
+MAP_WIDTH_CELLS: Final = 100
+EXIT_FOUND: Final = 1
+
+_CORRUPTION: Final = re.compile(r"(\d+)(?::(\w+)(?::(\d+))?)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line."""
+
+    demo: bool
+    preset: str | None
+    model_path: Path | None
+    tp_count: int
+    mode: str
+    trace_path: Path | None
+    request_count: int
+    tokens_max: int
+    budget: str
+    page_tokens: int | None
+    chunk_tokens: int
+    running_count: int
+    seed_index: int
+    socket_path: Path | None
+    corrupt: str | None
+    as_json: bool
+
+
+@click.command()
+@click.option("--demo", is_flag=True, help="Run the defaults, with a word on what they are.")
+@click.option("--preset", metavar="NAME", help=f"A packaged model shape ({PRESET}).")
+@click.option(
+    "--model",
+    "model_path",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="A Hugging Face config.json, or its folder.",
+)
+@click.option("--tp", "tp_count", type=click.IntRange(1, 64), default=2, help="Rank processes (2).")
+@click.option(
+    "--mode",
+    type=click.Choice([Mode.MIRRORED.value, Mode.LEADER.value]),
+    default=Mode.MIRRORED.value,
+    help="All ranks ask the same (mirrored), or one leads and the others follow the log.",
+)
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Mooncake JSON lines or Azure CSV (an excerpt of Mooncake's conversations).",
+)
+@click.option(
+    "--requests",
+    "request_count",
+    type=click.IntRange(1),
+    default=REQUEST_COUNT,
+    help=f"Requests to serve ({REQUEST_COUNT}).",
+)
+@click.option(
+    "--tokens-max",
+    type=click.IntRange(1),
+    default=TOKENS_MAX,
+    help=f"Pass over requests longer than this, prompt and answer ({TOKENS_MAX}).",
+)
+@click.option("--budget", default=BUDGET, help=f"Memory per rank ({BUDGET}).")
+@click.option("--page", "page_tokens", type=click.IntRange(1), help="Tokens per page (64).")
+@click.option(
+    "--chunk",
+    "chunk_tokens",
+    type=click.IntRange(1),
+    default=CHUNK_TOKENS,
+    help=f"Prompt tokens of a request per step ({CHUNK_TOKENS}).",
+)
+@click.option(
+    "--running",
+    "running_count",
+    type=click.IntRange(1),
+    default=RUNNING_COUNT,
+    help=f"Requests that hold memory at a time ({RUNNING_COUNT}).",
+)
+@click.option(
+    "--seed", "seed_index", type=click.IntRange(0), default=1, help="Chooses the samples (1)."
+)
+@click.option(
+    "--connect",
+    "socket_path",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Socket of a running daemon (one of its own, in a private folder).",
+)
+@click.option(
+    "--corrupt",
+    metavar="REQUEST[:BAND[:PAGE]]",
+    help="Flip one byte after it was written, to see that it is found.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def replay(context: click.Context, /, **given: Any) -> None:
+    """Drive a request trace through rank processes and check all bytes.
+
+    Every rank writes a pattern of its own into each page it is granted and compares it at
+    intervals, before the page is freed and at the end. Exits with 1 if anything was not as it
+    should be.
+    """
+    options = Options(**given)
+    selection = select_requests(
+        excerpt() if options.trace_path is None else read_trace(options.trace_path),
+        request_count=options.request_count,
+        tokens_max=options.tokens_max,
+    )
+    spec = _spec(options, selection)
+    if not options.as_json:
+        _introduce(options, selection)
+    with _daemon_socket(options.socket_path) as socket_path:
+        watch = Watch(Path(f"{socket_path}.stats"), spec.group)
+        outcome = _run(spec, socket_path, watch, as_json=options.as_json)
+    report = ReplayReport(
+        selection=selection,
+        outcome=outcome,
+        corruption=spec.corruption,
+        left_units=watch.left_units,
+    )
+    _conclude(report, watch, as_json=options.as_json)
+    if report.findings:
+        context.exit(EXIT_FOUND)
+
+
+# ---- from options to a replay ---------------------------------------------------------------
+
+
+def _spec(options: Options, selection: Selection) -> ReplaySpec:
+    return ReplaySpec(
+        group=f"replay-{os.getpid()}",
+        tp_count=options.tp_count,
+        mode=Mode(options.mode),
+        declaration=_declaration(options),
+        sizing=SizingInputs(
+            budget_bytes=parse_bytes(options.budget, name="--budget"),
+            page_tokens=options.page_tokens,
+            context_tokens=max(request.total_tokens for request in selection.requests),
+            running_requests_count=options.running_count,
+            chunk_tokens=options.chunk_tokens,
+        ),
+        requests=tuple(
+            WorkloadRequest(
+                request_id=RequestId(nth),
+                prompt_tokens=request.prompt_tokens,
+                output_tokens=request.output_tokens,
+            )
+            for nth, request in enumerate(selection.requests, 1)
+        ),
+        limits=WorkloadLimits(
+            running_count_max=options.running_count,
+            chunk_tokens_max=options.chunk_tokens,
+            prompt_tokens_max=max(options.chunk_tokens, PROMPT_TOKENS),
+            asked_count_max=ASKED_COUNT,
+            sample_step_count=SAMPLE_STEP_COUNT,
+            sample_request_count=SAMPLE_REQUEST_COUNT,
+            seed_index=options.seed_index,
+        ),
+        deadline_ms=DEADLINE_MS,
+        corruption=_corruption(options, selection),
+    )
+
+
+def _declaration(options: Options) -> DeclaredConfig:
+    if options.model_path is None:
+        name = options.preset or PRESET
+        return DeclaredConfig(config_json=preset_config(name), name=name)
+    if options.preset is not None:
+        raise SettingError("--preset and --model exclude each other: both name the model")
+    return DeclaredConfig(config_json=read_config(options.model_path), name=options.model_path.stem)
+
+
+def _corruption(options: Options, selection: Selection) -> Corruption | None:
+    """Return the byte to flip; a state slot counts as page 0.
+
+    Raises SettingError for a request or page that the replay does not have.
+    """
+    if options.corrupt is None:
+        return None
+    matched = _CORRUPTION.fullmatch(options.corrupt)
+    if matched is None:
+        raise SettingError(
+            f"--corrupt is {options.corrupt!r}, allowed is REQUEST[:BAND[:PAGE]] as 17:full:3"
+        )
+    number, band, page = matched[1], matched[2] or "full", matched[3] or "0"
+    count = len(selection.requests)
+    if not 1 <= int(number) <= count:
+        raise SettingError(f"--corrupt names request {number}, allowed is 1 to {count}")
+    return Corruption(RequestId(int(number)), band, int(page))
+
+
+@contextmanager
+def _daemon_socket(given: Path | None) -> Generator[Path, None, None]:
+    """Give the socket of a running daemon, or of one that lives as long as the context."""
+    if given is not None:
+        yield given
+        return
+    with LocalDaemon() as daemon:
+        yield daemon.socket_path
+    if daemon.returncode != 0:
+        raise ServeError(
+            f"the daemon did not stop cleanly: {ending_of(daemon.returncode)}; "
+            f"{daemon.complaints()}"
+        )
+
+
+def _run(spec: ReplaySpec, socket_path: Path, watch: Watch, *, as_json: bool) -> ReplayOutcome:
+    with _shown_progress(len(spec.requests), as_json=as_json) as show:
+
+        def observe(progress: RankProgress) -> None:
+            show(progress)
+            watch.look()
+
+        return run_replay(
+            spec, address=f"ipc://{socket_path}", observe=observe, on_end=watch.settle
+        )
+
+
+# ---- printing -------------------------------------------------------------------------------
+
+
+def _introduce(options: Options, selection: Selection) -> None:
+    model = options.model_path or options.preset or PRESET
+    click.echo(f"requests: {selection.rule}")
+    click.echo(
+        f"model: {model}, {options.tp_count} ranks ({options.mode}), {options.budget} each, "
+        f"at most {options.running_count} requests at a time"
+    )
+    if options.demo:
+        click.echo(
+            "Each rank is a process that writes its own pattern into the pages it is granted and "
+            "checks every byte\nbefore a page is freed. The memory does not hold all requests, so "
+            "they wait for one another."
+        )
+    click.echo()
+
+
+@contextmanager
+def _shown_progress(
+    request_count: int, *, as_json: bool
+) -> Generator[Callable[[RankProgress], None], None, None]:
+    """Give a function that moves a progress bar, or one that shows nothing if nobody looks."""
+    # Loaded here: it takes longer to import than the rest of the command.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if as_json or not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]:,} tokens, {task.fields[passes]:,} iterations"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("requests", total=request_count, tokens=0, passes=0)
+
+        def show(progress: RankProgress) -> None:
+            bar.update(
+                task,
+                completed=progress.served_count,
+                tokens=progress.served_tokens,
+                passes=progress.pass_count,
+            )
+
+        yield show
+
+
+def _conclude(report: ReplayReport, watch: Watch, *, as_json: bool) -> None:
+    if as_json:
+        print_json(SCHEMA, report.as_json())
+        return
+    for line in report.lines():
+        click.echo(line)
+    if watch.fullest is not None:
+        click.echo(f"\narena of each rank at its fullest, {watch.fullest.requests} requests live:")
+        click.echo(render_map(watch.fullest, MAP_WIDTH_CELLS))
+    click.echo()
+    for finding in report.findings:
+        click.echo(f"FAILED: {finding}")
+    if not report.findings:
+        click.echo("ok: every byte was as written")

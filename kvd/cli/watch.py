@@ -1,0 +1,57 @@
+"""An onlooker of one group: keeps the fullest moment of its arena, and what is left at the end."""
+
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Final
+
+from kvd.cli.query import StageStatistics, fetch_statistics, read_statistics
+
+LOOK_INTERVAL_S: Final = 0.5
+"""How often the arena is looked at, so that its fullest moment can be shown."""
+DRAIN_WAIT_S: Final = 3.0
+"""How long the daemon's published statistics may lag behind its last answer; normally 0.1 s."""
+DRAIN_INTERVAL_S: Final = 0.05
+
+
+class Watch:
+    """Looks at the first stage of a group through the daemon's read-only socket."""
+
+    def __init__(self, stats_path: Path, group: str) -> None:
+        self._stats_path = stats_path
+        self._group = group
+        self._looked_s = -LOOK_INTERVAL_S
+        self.fullest: StageStatistics | None = None
+        self.left_units: dict[str, int] | None = None
+
+    def look(self) -> None:
+        """Take a look, unless the last one was a moment ago; raises ServeError without a daemon."""
+        if monotonic() - self._looked_s < LOOK_INTERVAL_S:
+            return
+        self._looked_s = monotonic()
+        stage = self._stage()
+        if stage is not None and _live_bytes(stage) > _live_bytes(self.fullest):
+            self.fullest = stage
+
+    def settle(self) -> None:
+        """Note what is live after the last request; a late document is given time to catch up."""
+        deadline_s = monotonic() + DRAIN_WAIT_S
+        while True:
+            stage = self._stage()
+            if stage is not None:
+                self.left_units = {band.name: band.live_units for band in stage.bands}
+                if not any(self.left_units.values()):
+                    return
+            if monotonic() >= deadline_s:
+                return
+            sleep(DRAIN_INTERVAL_S)
+
+    def _stage(self) -> StageStatistics | None:
+        found = read_statistics(fetch_statistics(self._stats_path))
+        stages = next((group.stages for group in found.groups if group.name == self._group), ())
+        return stages[0] if stages else None
+
+
+def _live_bytes(stage: StageStatistics | None) -> int:
+    if stage is None:
+        return 0
+    return sum(band.live_units * band.unit_bytes for band in stage.bands)
