@@ -1,0 +1,184 @@
+"""Small chains and request tables for tests, random ones too, and pictures of their whole state."""
+
+from collections import deque
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kvd.alloc.chain import ChainAllocator
+from kvd.alloc.checks import CheckLevel, CheckMonitor
+from kvd.alloc.demand import DemandShape
+from kvd.alloc.requests import RequestTable
+from kvd.price.geometry import BandKind, ChainGeometry, chain_geometry
+from kvd.price.search import Spans
+from kvd_proto.memory import Lifetime
+
+Picture: TypeAlias = Any
+"""Nested tuples that are equal exactly when all state is."""
+
+PRIMES = (2, 3, 5, 7, 11, 13)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a request table is built from; the last band is the owner."""
+
+    arena_bytes: int
+    unit_bytes: tuple[int, ...]
+    lifetimes: tuple[Lifetime, ...]
+    window_tokens: tuple[int, ...]
+    page_tokens: int = 4
+    row_count: int = 6
+    context_tokens: int = 64
+    chunk_tokens: int = 8
+    virtual_page_count: int = 0
+    """0: one more than the last page of the owner's grid."""
+    virtual_slot_count: int = 0
+
+    @property
+    def geometry(self) -> ChainGeometry:
+        """Return the grids, with a sink that holds every band's unit 0."""
+        kinds = [BandKind.FLOAT] * len(self.unit_bytes)
+        kinds[0] = BandKind.GROW_UP
+        kinds[-1] = BandKind.GROW_DOWN
+        return chain_geometry(
+            arena_bytes=self.arena_bytes,
+            sink_bytes=max(self.unit_bytes),
+            bands=tuple(
+                (f"{lifetime.value}_{index}", kind, unit_bytes)
+                for index, (lifetime, kind, unit_bytes) in enumerate(
+                    zip(self.lifetimes, kinds, self.unit_bytes, strict=True)
+                )
+            ),
+        )
+
+    def chain(self, level: CheckLevel = CheckLevel.STRICT) -> ChainAllocator:
+        """Return an empty chain."""
+        geometry = self.geometry
+        slots = geometry.bands[0].unit_index_end_count
+        return ChainAllocator(
+            geometry,
+            lifetimes=self.lifetimes,
+            virtual_page_count=self.virtual_page_count or geometry.bands[-1].unit_index_end_count,
+            virtual_slot_count=self.virtual_slot_count or slots,
+            monitor=CheckMonitor(level),
+        )
+
+    def table(self, level: CheckLevel = CheckLevel.STRICT) -> RequestTable:
+        """Return a request table over an empty chain."""
+        return RequestTable(
+            self.chain(level),
+            row_count=self.row_count,
+            row_pages=-(-(self.context_tokens + 4) // self.page_tokens),
+            context_tokens=self.context_tokens,
+            shape=DemandShape(
+                lifetimes=self.lifetimes,
+                window_tokens=self.window_tokens,
+                page_tokens=self.page_tokens,
+                slots_per_request_slots=1,
+            ),
+            chunk_tokens=self.chunk_tokens,
+        )
+
+
+THREE = World(
+    arena_bytes=400,
+    unit_bytes=(10, 6, 5),
+    lifetimes=(Lifetime.STATE, Lifetime.WINDOW, Lifetime.FULL),
+    window_tokens=(0, 8, 0),
+)
+"""A state end, one float and the owner."""
+
+ONE = World(
+    arena_bytes=400, unit_bytes=(10,), lifetimes=(Lifetime.FULL,), window_tokens=(0,), row_count=6
+)
+"""Full attention only."""
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, floats_max: int = 3) -> World:
+    """Draw chains of one to five bands with coprime units and little room."""
+    has_state = draw(st.booleans())
+    window_count = draw(st.integers(0, floats_max + (0 if has_state else 1)))
+    lifetimes = (
+        *((Lifetime.STATE,) if has_state else ()),
+        *(Lifetime.WINDOW,) * window_count,
+        Lifetime.FULL,
+    )
+    unit_bytes = tuple(draw(st.sampled_from(PRIMES)) for _ in lifetimes)
+    page_tokens = draw(st.sampled_from((1, 2, 3, 4)))
+    context_tokens = draw(st.integers(4, 40))
+    return World(
+        arena_bytes=max(unit_bytes) + draw(st.integers(20, 260)),
+        unit_bytes=unit_bytes,
+        lifetimes=lifetimes,
+        window_tokens=tuple(
+            draw(st.integers(1, 12)) if lifetime is Lifetime.WINDOW else 0 for lifetime in lifetimes
+        ),
+        page_tokens=page_tokens,
+        row_count=draw(st.integers(2, 7)),
+        context_tokens=context_tokens,
+        chunk_tokens=draw(st.integers(1, 10)),
+    )
+
+
+@st.composite
+def geometries(draw: st.DrawFn, *, arena_bytes_max: int = 120) -> ChainGeometry:
+    """Draw grids of one to four bands, with a sink that may be smaller than a unit."""
+    band_count = draw(st.integers(1, 4))
+    kinds = [BandKind.FLOAT] * band_count
+    kinds[0] = BandKind.GROW_UP
+    kinds[-1] = BandKind.GROW_DOWN
+    unit_bytes = [draw(st.integers(2, 13)) for _ in kinds]
+    sink_bytes = draw(st.integers(1, 14))
+    return chain_geometry(
+        # The anchors of the ends never cross: sizing leaves room for a unit of each.
+        arena_bytes=sink_bytes + draw(st.integers(26, arena_bytes_max)),
+        sink_bytes=sink_bytes,
+        bands=tuple((f"band_{index}", kind, unit_bytes[index]) for index, kind in enumerate(kinds)),
+    )
+
+
+@st.composite
+def occupied(draw: st.DrawFn, geometry: ChainGeometry) -> Spans:
+    """Draw spans that a chain could have: in order, on their grids, floats parked or not."""
+    spans: list[tuple[int, int]] = []
+    cursor_bytes = geometry.sink_bytes
+    *lower, last = geometry.bands
+    for band in lower:
+        lowest = max(band.unit_index_min, -(-cursor_bytes // band.unit_bytes))
+        room = max(0, band.unit_index_end_count - lowest)
+        start = band.unit_index_min
+        if band.kind is BandKind.FLOAT:
+            start = lowest + draw(st.integers(0, min(room, 4)))
+        width = draw(st.integers(0, max(0, min(5, band.unit_index_end_count - start))))
+        spans.append((start, start + width))
+        if width or band.kind is BandKind.GROW_UP:
+            cursor_bytes = (start + width) * band.unit_bytes
+    end = last.unit_index_end_count
+    lowest = min(end, max(last.unit_index_min, -(-cursor_bytes // last.unit_bytes)))
+    spans.append((end - draw(st.integers(0, min(5, end - lowest))), end))
+    return tuple(spans)
+
+
+def picture(value: Any) -> Picture:
+    """Return everything an object holds, for comparison bit by bit."""
+    if isinstance(value, np.ndarray):
+        array = cast("np.ndarray[Any, np.dtype[Any]]", value)
+        return (str(array.dtype), array.shape, array.tobytes())
+    if value is None or isinstance(value, int | float | str | bytes | Enum | type):
+        return value
+    if isinstance(value, dict):
+        table = cast("dict[Any, Any]", value)
+        return tuple((picture(key), picture(item)) for key, item in table.items())
+    if isinstance(value, list | tuple | deque):
+        return tuple(picture(item) for item in cast("list[Any]", value))
+    if callable(value):
+        return None
+    if is_dataclass(value):
+        return tuple(picture(getattr(value, field.name)) for field in fields(value))
+    attributes = cast("dict[str, Any]", vars(value))
+    return tuple((name, picture(attributes[name])) for name in sorted(attributes))
