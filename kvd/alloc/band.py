@@ -28,6 +28,7 @@ Units: TypeAlias = NDArray[np.int64]
 
 OUTSIDE = 0
 HOLE = -1
+HOLE_BYTES = np.int64(HOLE).tobytes()
 SINK = -(1 << 62)
 """State of unit 0: a value that no other state has and that, as a virtual id, is out of range.
 
@@ -78,6 +79,7 @@ class Band:
         self._monitor = monitor
         self._down = geometry.kind is BandKind.GROW_DOWN
         self._mirror = geometry.unit_index_end_count - 1
+        self._mirrors = np.full(IOTA.size if self._down else 0, self._mirror, dtype=np.int64)
         anchor = geometry.unit_index_end_count if self._down else geometry.unit_index_min
         self.start_index = self.end_index = anchor
         self._physical_of = np.zeros(id_count, dtype=np.int64)
@@ -104,7 +106,7 @@ class Band:
         if count > len(self._holes):
             self.merge_freed()
         places = self._holes.take(count)
-        units = self._mirror - places if self._down else places
+        units = self._mirrored(places) if self._down else places
         self.hole_units -= count
         self.live_units += count
         self.taken_units_total += count
@@ -114,7 +116,7 @@ class Band:
         """Give acquired units their names."""
         if self._monitor.level >= CheckLevel.WARN:
             states = self._owner_of[physical]
-            if np.count_nonzero(states == HOLE) != physical.size:
+            if states.tobytes() != HOLE_BYTES * physical.size:
                 self._monitor.fail(
                     "band.take_unbound", f"band {self.geometry.name} handed out a used unit"
                 )
@@ -180,7 +182,7 @@ class Band:
             return
         units = self._inbox[0] if len(self._inbox) == 1 else np.concatenate(self._inbox)
         self._inbox.clear()
-        self._holes.add(self._mirror - units if self._down else units)
+        self._holes.add(self._mirrored(units) if self._down else units)
 
     def absorb(self) -> int:
         """Draw frontiers back over holes that nobody was promised; return how many units left.
@@ -251,6 +253,11 @@ class Band:
         expected = (inside == HOLE).nonzero()[0] + self.start_index
         if not np.array_equal(np.sort(merged), expected) or not self._holes.front_is_exact():
             self._monitor.fail("band.holes_ordered", f"band {name} disagrees with its unit map")
+
+    def _mirrored(self, units: Units) -> Units:
+        """Return the places of a grow-down band's units, or its units of places."""
+        count = units.size
+        return (self._mirrors[:count] if count <= IOTA.size else self._mirror) - units
 
     def _anchored(self) -> bool:
         return self.geometry.kind is not BandKind.FLOAT

@@ -88,6 +88,11 @@ class RequestTable:
         self.epoch_count = 0
         """Moves whenever a request comes or goes, so that memos of row sets can be keyed by it."""
         self._waiting: dict[int, None] = {}
+        self._exceeding: dict[int, None] = {}
+        """Rows that hold, or held, more than their promise in some band; they are counted one by
+        one, all others by sums."""
+        self._ones = np.ones(row_count, dtype=np.int64)
+        self._page_tokens = np.full(row_count, shape.page_tokens, dtype=np.int64)
 
     # ---- naming ---------------------------------------------------------------------------------
 
@@ -149,9 +154,8 @@ class RequestTable:
         The id and the room to wait were checked, and all numbers are positive.
         """
         total_tokens = prompt_tokens + new_tokens_max
-        demand = request_demand(
-            self.shape, total_tokens=total_tokens, chunk_tokens=chunk_tokens or self.chunk_tokens
-        )
+        chunk_tokens = chunk_tokens or self.chunk_tokens
+        demand = request_demand(self.shape, total_tokens=total_tokens, chunk_tokens=chunk_tokens)
         self.highest_id = max(self.highest_id, request)
         if total_tokens > self.context_tokens:
             return self._never(request, self._too_long(total_tokens))
@@ -162,7 +166,10 @@ class RequestTable:
             self._waiting[request] = None
             return Admission(Verdict.WAIT, 0, shortage)
         self._waiting.pop(request, None)
-        return Admission(Verdict.FITS, self._open_row(request, demand))
+        row = self._open_row(request, demand)
+        self.rows.total_tokens[row] = total_tokens
+        self.rows.chunk_tokens[row] = chunk_tokens
+        return Admission(Verdict.FITS, row)
 
     def _open_row(self, request: int, demand: tuple[int, ...]) -> int:
         rows = self.rows
@@ -191,47 +198,59 @@ class RequestTable:
         Raises OperationError when a row would grow past the context length.
         """
         columns = self.rows
-        page_tokens = self.shape.page_tokens
-        total = columns.tokens[rows] + tokens
+        one_each = isinstance(tokens, int) and tokens == 1
+        total = columns.tokens[rows] + (self._ones[: rows.size] if one_each else tokens)
         crossing = (total > columns.capacity_tokens[rows]).nonzero()[0]
         slotless = self._slotless(rows)
-        if crossing.size == 0:
-            if slotless.size == 0:
-                columns.tokens[rows] = total
-                return NOTHING_GRANTED
-            grown, need, page_sum = _NONE, _NONE, 0
+        if crossing.size == 0 and slotless.size == 0:
+            columns.tokens[rows] = total
+            return NOTHING_GRANTED
+        grown, grown_total = rows[crossing], total[crossing]
+        if one_each:
+            need, page_sum = self._ones[: grown.size], grown.size
         else:
-            grown = rows[crossing]
-            beyond = total[crossing] - columns.capacity_tokens[grown]
-            need = beyond if page_tokens == 1 else (beyond + (page_tokens - 1)) // page_tokens
+            beyond = grown_total - columns.capacity_tokens[grown]
+            need = (beyond + (self.shape.page_tokens - 1)) // self.shape.page_tokens
             page_sum = int(need.sum())
-            self._check_length(grown, total[crossing])
-        shortage = self._cover(grown, need, page_sum, slotless)
-        if shortage is not None:
-            return shortage
+        if not self._exceeding and self._promised(grown, grown_total):
+            self._use_promises(page_sum, slotless.size)
+        else:
+            self._check_length(grown, grown_total)
+            shortage = self._cover(grown, need, page_sum, slotless)
+            if shortage is not None:
+                return shortage
         columns.tokens[rows] = total
         return self._grant(grown, need, page_sum, slotless)
+
+    def _promised(self, grown: Units, total: Units) -> bool:
+        """Return whether every row stays within what its demand was priced for, in every band."""
+        columns = self.rows
+        if np.count_nonzero(total > columns.total_tokens[grown]):
+            return False
+        reach = columns.computed_tokens[grown] + columns.chunk_tokens[grown]
+        return not np.count_nonzero(total > reach)
+
+    def _use_promises(self, page_sum: int, slot_sum: int) -> None:
+        """Turn promises into what is about to be taken."""
+        for index, band in enumerate(self.chain.bands):
+            band.promised_units -= slot_sum if index == self.chain.state_index else page_sum
 
     def _cover(
         self, grown: Units, need: Units, page_sum: int, slotless: Units
     ) -> tuple[Shortage, int] | None:
-        """Turn promises into cover for the units needed, and make room for what exceeds them."""
+        """Use the promises there are, and make room for what exceeds them."""
         covered: list[int] = []
         excess: list[int] = []
+        exceeding: list[int] = []
         for index in range(len(self.chain.bands)):
             promise = self.rows.promise_units[index]
             if index == self.chain.state_index:
-                wanted, promised = slotless.size, int(promise[slotless].clip(0, 1).sum())
-            elif page_sum == 0:
-                wanted = promised = 0
+                wanted = promised = slotless.size  # one each was promised, and none is held
             else:
-                held = self._held(index, grown)
-                spare = promise[grown] - held
+                spare = np.maximum(promise[grown] - self._held(index, grown), 0)
                 wanted = page_sum
-                if np.count_nonzero(spare < need) == 0:
-                    promised = page_sum
-                else:
-                    promised = int(np.minimum(need, spare.clip(0)).sum())
+                promised = int(np.minimum(need, spare).sum())
+                exceeding += grown[need > spare].tolist()
             covered.append(promised)
             excess.append(wanted - promised)
         if any(excess):
@@ -240,6 +259,7 @@ class RequestTable:
                 return shortage, int(self.rows.request_id[grown[0]]) if grown.size == 1 else 0
         for band, count in zip(self.chain.bands, covered, strict=True):
             band.promised_units -= count
+        self._exceeding.update(dict.fromkeys(exceeding))
         return None
 
     def _grant(self, grown: Units, need: Units, page_sum: int, slotless: Units) -> Grant:
@@ -258,9 +278,10 @@ class RequestTable:
             page_rows = grown[run]
         virtual, physical = self.chain.take_pages(page_sum)
         columns.pages[page_rows, places] = virtual
-        columns.page_count[grown] = first + need
+        page_count = first + need
+        columns.page_count[grown] = page_count
         # Capacity ends at the context, so that a last page with room to spare hides no crossing.
-        capacity = columns.page_count[grown] * self.shape.page_tokens
+        capacity = page_count * self._page_tokens[: grown.size]
         columns.capacity_tokens[grown] = np.minimum(capacity, self.context_tokens)
         return Grant(page_rows, places, virtual, physical, slotless, slot_virtual, slot_physical)
 
@@ -273,7 +294,8 @@ class RequestTable:
         tokens than it took.
         """
         columns = self.rows
-        computed = columns.computed_tokens[rows] + tokens
+        one_each = isinstance(tokens, int) and tokens == 1
+        computed = columns.computed_tokens[rows] + (self._ones[: rows.size] if one_each else tokens)
         over = computed > columns.tokens[rows]
         if np.count_nonzero(over):
             self._refuse_advance(rows, computed, over)
@@ -287,24 +309,27 @@ class RequestTable:
 
     def _slide(self, index: int, rows: Units, computed: Units) -> Slide:
         """Free the pages wholly behind the window: rows below ``computed - window``."""
-        columns, page_tokens = self.rows, self.shape.page_tokens
-        window = self.shape.window_tokens[index]
-        dropped = columns.dropped_pages[index][rows]
-        keep_from = computed - window
-        keep_from //= page_tokens
-        counts = keep_from - dropped
-        if np.count_nonzero(counts != 1) == 0:
-            page_rows, places = rows, dropped
+        columns = self.rows
+        slides_at, dropped_pages = columns.slides_at_tokens[index], columns.dropped_pages[index]
+        dropped = dropped_pages[rows]
+        slides_next = slides_at[rows] + self._page_tokens[: rows.size]
+        if np.count_nonzero(computed >= slides_next) == 0:
+            page_rows, places = rows, dropped  # one page each
+            keep_from = dropped + self._ones[: rows.size]
         else:
-            run, places = ragged(dropped, counts)
+            page_tokens, window = self.shape.page_tokens, self.shape.window_tokens[index]
+            keep_from = (computed - window) // page_tokens
+            slides_next = (keep_from + 1) * page_tokens + window
+            run, places = ragged(dropped, keep_from - dropped)
             page_rows = rows[run]
-        virtual = columns.pages[page_rows, places].astype(np.int64)
+        virtual = columns.pages[page_rows, places]
         band = self.chain.bands[index]
-        owed_before = self._owed(index, rows)
+        owed_before = self._owed(index, rows) if self._exceeding else 0
         band.release(virtual)
-        columns.dropped_pages[index][rows] = keep_from
-        columns.slides_at_tokens[index][rows] = (keep_from + 1) * page_tokens + window
-        band.promised_units += self._owed(index, rows) - owed_before
+        dropped_pages[rows] = keep_from
+        slides_at[rows] = slides_next
+        owed = self._owed(index, rows) - owed_before if self._exceeding else virtual.size
+        band.promised_units += owed
         return Slide(index, virtual)
 
     # ---- ending ---------------------------------------------------------------------------------
@@ -319,7 +344,7 @@ class RequestTable:
         for index in chain.token_indices:
             first = columns.dropped_pages[index][rows]
             run, places = ragged(first, counts - first)
-            virtual = columns.pages[rows[run], places].astype(np.int64)
+            virtual = columns.pages[rows[run], places]
             chain.bands[index].release(virtual)
             freed.append((index, virtual))
         if chain.state_index is not None:
@@ -329,6 +354,9 @@ class RequestTable:
             freed.append((chain.state_index, slots))
         for request in columns.request_id[rows].tolist():
             del self.row_of[request]
+        if self._exceeding:
+            for row in rows.tolist():
+                self._exceeding.pop(row, None)
         columns.request_id[rows] = 0
         columns.page_count[rows] = 0
         columns.slot[rows] = 0
@@ -356,7 +384,7 @@ class RequestTable:
             else:
                 first = self.rows.dropped_pages[index][rows]
                 run, places = ragged(first, self.rows.page_count[rows] - first)
-                held = np.sort(self.rows.pages[rows[run], places].astype(np.int64))
+                held = np.sort(self.rows.pages[rows[run], places])
             if not np.array_equal(held, band.bound_ids()):
                 self.chain.monitor.fail(
                     "request.rows_match_bands",
@@ -375,7 +403,7 @@ class RequestTable:
 
     def _held(self, index: int, rows: Units) -> Units:
         if index == self.chain.state_index:
-            held: Units = self.rows.slot[rows].clip(0, 1)
+            held: Units = np.minimum(self.rows.slot[rows], 1)
             return held
         return self.rows.held_units(
             index, rows, is_window=self.shape.lifetimes[index] is Lifetime.WINDOW
@@ -384,7 +412,7 @@ class RequestTable:
     def _owed(self, index: int, rows: Units) -> int:
         """Return the units of a band that rows may still take on their promise."""
         spare = self.rows.promise_units[index][rows] - self._held(index, rows)
-        return int(spare.clip(0).sum())
+        return int(np.maximum(spare, 0).sum())
 
     def _slotless(self, rows: Units) -> Units:
         """Return the rows that need a state slot and have none."""

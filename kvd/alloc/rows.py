@@ -22,6 +22,10 @@ class RequestRows:
         """Tokens that the row's pages can hold, at most the context length."""
         self.computed_tokens = np.zeros(row_count, dtype=np.int64)
         """Tokens whose entries the model has written."""
+        self.total_tokens = np.zeros(row_count, dtype=np.int64)
+        """Tokens that were promised: the prompt and all that may still come."""
+        self.chunk_tokens = np.zeros(row_count, dtype=np.int64)
+        """Tokens that may be taken before the computed ones are stated."""
         self.page_count = np.zeros(row_count, dtype=np.int64)
         self.slot = np.zeros(row_count, dtype=np.int64)
         """Virtual state slot; 0 for none."""
@@ -31,7 +35,7 @@ class RequestRows:
         """Per window band: the computed length at which the next page slides out."""
         self.promise_units = np.zeros((band_count, row_count), dtype=np.int64)
         """Per band: units the request was promised to hold at once."""
-        self.pages = np.zeros((row_count, row_pages), dtype=np.int32)
+        self.pages = np.zeros((row_count, row_pages), dtype=np.int64)
         """Virtual page of each place; entries past ``page_count`` mean nothing."""
 
     def held_units(self, band_index: int, rows: Units, *, is_window: bool) -> Units:

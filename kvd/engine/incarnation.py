@@ -196,9 +196,7 @@ class Incarnation:
             if self._own:
                 self._pass_gate()
         state.next_index = first_index + len(operations)
-        record = BatchRecord(
-            first_index, state.next_index, body, rank, self.log.end_position
-        )
+        record = BatchRecord(first_index, state.next_index, body, rank, self.log.end_position)
         state.batches.append(record)
         return record
 

@@ -7,15 +7,14 @@ Invariant:
     log.positions_gapless: every entry follows the one before it; the first stands at position 1.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from kvd.errors import InvariantError, SessionError
 from kvd_proto.codec import join_reply
 from kvd_proto.errors import ErrorCode
 
 
-@dataclass(frozen=True, slots=True)
-class LogRecord:
+class LogRecord(msgspec.Struct, frozen=True, gc=False):
     """One entry: who caused it, what it said, and how ranks receive it."""
 
     program: int

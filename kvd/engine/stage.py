@@ -97,8 +97,7 @@ class StageEngine:
         self._standing: dict[int, StandingSet] = {}
         self._refused_now: dict[int, None] = {}
         self._settle_due = False
-        self._ones = np.ones(sized.row_count, dtype=np.int64)
-        self._memo: tuple[bytes, int, Units] = (b"", -1, self._ones[:0])
+        self._memo: tuple[bytes, int, Units] = (b"", -1, np.zeros(0, dtype=np.int64))
         self._decide: dict[type[Operation], Callable[[int, Any], Outcome]] = {
             Admit: self._admit,
             Standing: self._change_standing,
@@ -354,8 +353,6 @@ class StageEngine:
                 operation.tokens_each, count=rows.size, what=f"{what}.tokens_each", tokens_min=1
             )
         tokens = operation.tokens
-        if tokens == 1:
-            return rows, self._ones[: rows.size]
         if not 1 <= tokens <= self.requests.context_tokens:
             raise OperationError(
                 f"{what}.tokens is {tokens}; 1 to {self.requests.context_tokens} is allowed"
