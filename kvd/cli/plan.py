@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+import msgspec
 
 from kvd.build import GroupStorage, StageStorage, build_group
 from kvd.cli.flags import setting_options
@@ -138,8 +139,7 @@ def _inputs(
         for name, item in found.items()
         if (item.origin is Origin.FLAG) == from_flags
     }
-    # Each value went through the kind that stands beside its setting.
-    return SizingInputs(**{**chosen, **given})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    return msgspec.convert({**chosen, **given}, SizingInputs)
 
 
 def _print_document(group: GroupStorage, *, tp_count: int, pp_count: int) -> None:

@@ -30,7 +30,7 @@ GiB = 1 << 30
 def preset(name: str, *, tp: int = 1, pp: int = 1, **inputs: int | str) -> GroupStorage:
     return build_group(
         DeclaredConfig(config_json=preset_config(name), name=name),
-        inputs=SizingInputs(**inputs),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        inputs=msgspec.convert(inputs, SizingInputs),
         tp_count=tp,
         pp_count=pp,
     )
@@ -73,13 +73,14 @@ MIXED = DeclaredLayers(
 def mixed(**inputs: int) -> StoragePlan:
     group = build_group(
         MIXED,
-        inputs=SizingInputs(
-            **{  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        inputs=msgspec.convert(
+            {
                 "budget_bytes": 2_000_000,
                 "page_tokens": 4,
                 "running_requests_count": 3,
                 **inputs,
-            }
+            },
+            SizingInputs,
         ),
     )
     return group.stages[0].storage

@@ -11,7 +11,7 @@ from kvd.cli.main import cli
 
 
 @pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KVD_CONFIG", "KVD_BUDGET_BYTES", "KVD_PAGE_TOKENS"):
         monkeypatch.delenv(name, raising=False)
 

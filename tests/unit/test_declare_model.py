@@ -68,7 +68,8 @@ def test_a_text_part_without_a_type_has_that_of_the_whole() -> None:
     inner = {key: value for key, value in PLAIN.items() if key != "model_type"}
     outer = {"model_type": "gpt_oss", "text_config": {**inner, "sliding_window": 16}}
     layers = declare_model(declared(outer)).layers
-    assert [part.window_tokens for layer in layers for part in layer.parts] == [16, None]  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    parts = [part for layer in layers for part in layer.parts]
+    assert [isinstance(part, AttentionPart) and part.window_tokens for part in parts] == [16, None]
 
 
 def test_a_draft_model_is_declared_beside_the_target() -> None:

@@ -1,5 +1,6 @@
 """The arena that a budget leaves, and the floor below which one request does not fit."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +37,7 @@ def stage(*bands: PlannedBand) -> StagePlan:
 
 def values(**inputs: int) -> SizingValues:
     return resolve_sizing(
-        SizingInputs(**{"page_tokens": 4, "context_tokens": 64, **inputs}),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        msgspec.convert({"page_tokens": 4, "context_tokens": 64, **inputs}, SizingInputs),
         settings=SizingInputs(),
         model_context_tokens=0,
         has_state=True,

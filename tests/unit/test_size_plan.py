@@ -1,5 +1,6 @@
 """Sized plans: running requests, targets, refusals, stages that agree."""
 
+import msgspec
 import pytest
 
 from kvd.errors import SizeError
@@ -39,7 +40,7 @@ def stages_of(*layers: LayerDecl, pp_count: int = 1) -> tuple[StagePlan, ...]:
 
 def values(budget_bytes: int = 64 * MiB, **inputs: int | float) -> SizingValues:
     return resolve_sizing(
-        SizingInputs(budget_bytes=budget_bytes, **inputs),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        msgspec.convert({"budget_bytes": budget_bytes, **inputs}, SizingInputs),
         settings=SizingInputs(page_tokens=16, chunk_tokens=256),
         model_context_tokens=1024,
         has_state=True,
