@@ -50,7 +50,7 @@ def hold(config_file: Path | None, socket_path: str | None) -> None:
     finally:
         endpoint.close()
     if kept_count:
-        click.echo(f"kvd hold: ends with {kept_count} memories, which are gone now", err=True)
+        click.echo(f"kvd hold: what it kept is gone with it: {kept_count} descriptors", err=True)
 
 
 def _stop_signals() -> socket.socket:

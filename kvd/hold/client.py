@@ -16,7 +16,6 @@ from kvd.hold.message import (
     Dropped,
     Found,
     Get,
-    Greet,
     Greeting,
     HeldMemory,
     Kept,
@@ -40,8 +39,7 @@ ANSWER_TIMEOUT_MS: Final = 5_000
 class HolderClient:
     """A connection to a holder; one request at a time.
 
-    After a time-out or another failure of the connection every later call fails too: an answer that
-    comes late would be taken for the next one's.
+    After a time-out or another failure of the connection every later call fails too.
     """
 
     def __init__(
@@ -51,13 +49,19 @@ class HolderClient:
         timeout_ms: int = ANSWER_TIMEOUT_MS,
         process: "subprocess.Popen[bytes] | None" = None,
     ) -> None:
-        """Greet the holder at the other end of the socket; raises ServeError."""
+        """Take the greeting of the holder at the other end; raises ServeError."""
         self._sock = sock
         self._sock.settimeout(timeout_ms / 1000)
         self._timeout_ms = timeout_ms
         self._process = process
-        _, (nonce,) = self._ask(Greet(HOLD_VERSION), Greeting, descriptors_count=1)
+        greeting, (nonce,) = self._receive(Greeting, descriptors_count=1)
         try:
+            if greeting.version != HOLD_VERSION:
+                raise ServeError(
+                    f"the holder speaks version {greeting.version}, this daemon {HOLD_VERSION}: "
+                    "stop daemon and holder and start both anew",
+                    code=ErrorCode.BAD_VERSION,
+                )
             self._nonce = read_nonce(nonce)
         finally:
             os.close(nonce)
@@ -114,22 +118,23 @@ class HolderClient:
         descriptors_count: int = 0,
     ) -> tuple[AnswerT, list[int]]:
         """Send a request and return its answer with the descriptors that came along."""
-        received: list[int] = []
         try:
             descriptors.send_message(self._sock, encode(request), send)
+        except OSError as error:
+            raise self._broken(error) from error
+        return self._receive(wanted, descriptors_count=descriptors_count)
+
+    def _receive(
+        self, wanted: type[AnswerT], *, descriptors_count: int = 0
+    ) -> tuple[AnswerT, list[int]]:
+        """Return the next answer, which has to be of one kind, with its descriptors."""
+        received: list[int] = []
+        try:
             payload, received = descriptors.receive_message(self._sock, descriptors_count)
             answer = decode_answer(payload) if payload else None
-        except TimeoutError as error:
-            self._sock.close()
-            raise ServeError(
-                f"the holder did not answer within {self._timeout_ms} ms", code=ErrorCode.TIMED_OUT
-            ) from error
         except (OSError, FrameError) as error:
             descriptors.close_all(received)
-            self._sock.close()
-            raise ServeError(
-                f"the connection to the holder broke: {error}", code=ErrorCode.UNREACHABLE
-            ) from error
+            raise self._broken(error) from error
         if isinstance(answer, wanted) and len(received) == descriptors_count:
             return answer, received
         descriptors.close_all(received)
@@ -143,6 +148,17 @@ class HolderClient:
         self._sock.close()
         what = "ended" if answer is None else f"answered with a {type(answer).__name__}"
         raise ServeError(f"the holder {what}", code=ErrorCode.UNREACHABLE)
+
+    def _broken(self, error: Exception) -> ServeError:
+        """Close the connection, because a late answer would be taken for the next one's."""
+        self._sock.close()
+        if isinstance(error, TimeoutError):
+            return ServeError(
+                f"the holder did not answer within {self._timeout_ms} ms", code=ErrorCode.TIMED_OUT
+            )
+        return ServeError(
+            f"the connection to the holder broke: {error}", code=ErrorCode.UNREACHABLE
+        )
 
 
 def connect(path: Path, *, timeout_ms: int = ANSWER_TIMEOUT_MS) -> HolderClient:

@@ -1,7 +1,7 @@
 """What daemon and holder say to each other, one request and one answer at a time.
 
-The holder outlives upgrades of the daemon, so the first request agrees on a version, and no struct
-here changes without a new one.
+The holder speaks first: a greeting with its version, or why it does not serve this peer. It
+outlives upgrades of the daemon, so no struct here changes without a new version.
 """
 
 from typing import Final, NewType, TypeAlias
@@ -17,12 +17,6 @@ HOLD_VERSION: Final = HoldVersion(1)
 
 class Request(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Base of what a daemon asks of its holder."""
-
-
-class Greet(Request, frozen=True, tag="greet"):
-    """First request; the answer is a `Greeting` with the nonce's descriptor."""
-
-    version: HoldVersion
 
 
 class Put(Request, frozen=True, tag="put"):
@@ -95,7 +89,7 @@ class Refused(Answer, frozen=True, tag="refused"):
     message: str
 
 
-AnyRequest: TypeAlias = Greet | Put | ListHeld | Get | Drop
+AnyRequest: TypeAlias = Put | ListHeld | Get | Drop
 AnyAnswer: TypeAlias = Greeting | Kept | Listing | Found | Dropped | Refused
 
 _encoder = msgspec.msgpack.Encoder()

@@ -17,7 +17,6 @@ from kvd.hold.message import (
     Dropped,
     Found,
     Get,
-    Greet,
     Greeting,
     Kept,
     ListHeld,
@@ -50,17 +49,20 @@ class HolderServer:
         self._table = DescriptorTable()
         self._nonce = create_nonce()
         self._selector = selectors.DefaultSelector()
-        self._connections_count = 0
+        self._connections: list[socket.socket] = []
         self._listener = listener
         if listener is not None:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ)
 
     def adopt(self, sock: socket.socket) -> None:
-        """Serve a connection that exists already."""
+        """Greet and serve a connection that exists already; takes the socket over."""
         sock.setblocking(False)
+        if not _send(sock, Greeting(HOLD_VERSION), [self._nonce]):
+            sock.close()
+            return
         self._selector.register(sock, selectors.EVENT_READ)
-        self._connections_count += 1
+        self._connections.append(sock)
 
     def run(self, stop: socket.socket | None = None) -> int:
         """Serve until ``stop`` becomes readable, or nobody can reach this holder any more.
@@ -69,7 +71,7 @@ class HolderServer:
         """
         if stop is not None:
             self._selector.register(stop, selectors.EVENT_READ)
-        while self._listener is not None or self._connections_count:
+        while self._listener is not None or self._connections:
             for key, _ in self._selector.select():
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
@@ -82,7 +84,9 @@ class HolderServer:
         return len(self._table)
 
     def close(self) -> None:
-        """Let go of everything that is kept."""
+        """Part from everybody and let go of everything that is kept."""
+        for sock in list(self._connections):
+            self._part(sock)
         self._selector.close()
         self._table.close()
         os.close(self._nonce)
@@ -98,7 +102,7 @@ class HolderServer:
             refusal = Refused(
                 ErrorCode.FORBIDDEN, f"this holder serves uid {os.geteuid()}, not uid {uid}"
             )
-        elif self._connections_count >= CONNECTIONS_MAX:
+        elif len(self._connections) >= CONNECTIONS_MAX:
             refusal = Refused(
                 ErrorCode.BUSY, f"CONNECTIONS_MAX = {CONNECTIONS_MAX} connections are open"
             )
@@ -144,13 +148,6 @@ class HolderServer:
                 code=ErrorCode.BAD_ARGUMENT,
             )
         match request:
-            case Greet(version=version):
-                if version != HOLD_VERSION:
-                    raise ServeError(
-                        f"this holder speaks version {HOLD_VERSION}, the daemon {version}",
-                        code=ErrorCode.BAD_VERSION,
-                    )
-                return Greeting(HOLD_VERSION), [self._nonce]
             case Put(name=name, size_bytes=size_bytes):
                 self._table.put(name, descriptors[0], size_bytes)
                 return Kept(), []
@@ -166,7 +163,7 @@ class HolderServer:
 
     def _part(self, sock: socket.socket) -> None:
         self._selector.unregister(sock)
-        self._connections_count -= 1
+        self._connections.remove(sock)
         sock.close()
 
 
