@@ -162,6 +162,7 @@ class Workload:
         self._last_work = StepWork((), (), (), (), ())
         self._random = random.Random(limits.seed_index)
         self._stalled_passes = 0
+        self._head_waits = False
         self._served_count = 0
         self._served_tokens = 0
         self._written_tokens = 0
@@ -274,7 +275,9 @@ class Workload:
         """Return the waiting requests to ask for, and their first chunks."""
         asks: list[WorkloadRequest] = []
         tokens: list[int] = []
-        places = min(self._limits.asked_count_max, self._limits.running_count_max - running_count)
+        # Behind one that waits nobody is asked for, or small requests would overtake it for ever.
+        wanted = 1 if self._head_waits else self._limits.asked_count_max
+        places = min(wanted, self._limits.running_count_max - running_count)
         for request in self._waiting:
             if len(asks) >= places or left_tokens <= 0:
                 break
@@ -307,8 +310,9 @@ class Workload:
             else:
                 self._unschedulable.append(request.request_id)
         self._waiting.extendleft(reversed(still_waiting))
-        if asked.asks and asked.asks[0] in still_waiting:
-            self._waiting_pass_count += 1
+        if asked.asks:
+            self._head_waits = asked.asks[0] in still_waiting
+            self._waiting_pass_count += self._head_waits
         for refusal in answers.refusals:
             self._count_refusal(refusal)
         return writes

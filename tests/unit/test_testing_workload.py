@@ -119,6 +119,18 @@ def test_a_request_that_waits_keeps_its_place() -> None:
     assert workload.statistics().verdicts == {"WAIT": 1, "FITS": 1}
 
 
+def test_nobody_is_asked_for_behind_a_request_that_waits() -> None:
+    workload = Workload(requests((4, 2), (4, 2), (4, 2)), limits(asked=3))
+    waits = Answers(verdicts=(Verdict.WAIT,) * 3, refusals=(NO_BYTES,) * 3)
+
+    workload.settle(workload.next_pass(), waits)
+    second = workload.next_pass()
+    workload.settle(second, grant_all(second))
+
+    assert [request.request_id for request in second.asks] == [1]
+    assert [request.request_id for request in workload.next_pass().asks] == [2, 3]
+
+
 def test_an_unschedulable_request_is_given_up_and_named() -> None:
     workload = Workload(requests((4, 2), (4, 2)), limits())
 
