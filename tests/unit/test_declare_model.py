@@ -152,7 +152,7 @@ JUNK = st.one_of(
 )
 
 
-@settings(print_blob=True, deadline=None, max_examples=300)
+@settings(print_blob=True, deadline=None, max_examples=150)
 @given(st.sampled_from(preset_names()), st.data())
 def test_a_damaged_configuration_is_read_or_refused_and_nothing_else(
     name: str, data: st.DataObject
