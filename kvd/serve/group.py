@@ -5,6 +5,7 @@ before is given back. The end of any rank is the end of all: requests are gone f
 once, the memory only when it is quiet.
 """
 
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -22,6 +23,9 @@ from kvd_proto.control import ErrorReply, Hello, Mode, Welcome
 from kvd_proto.errors import ErrorCode
 from kvd_proto.memory import SizingInputs
 from kvd_proto.version import PROTOCOL_VERSION
+
+_GROUP_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""Holders take it as part of a descriptor's name."""
 
 LANE_RECORDS_MAX = 1024
 """Lanes of ranks that ended, kept for whoever asks what was in flight."""
@@ -80,6 +84,8 @@ class Group:
         self.incarnation_count = 0
         self.last_end = ""
         self.lane_records: list[LaneRecord] = []
+        self.release_problems: list[str] = []
+        """What went wrong while memory was given back, for the log."""
         self._settings = settings
         self._keeper = keeper
         self._declared = _declared(hello)
@@ -195,7 +201,10 @@ class Group:
         """Give back the memory that is quiet; returns what was given back."""
         quiet = [item for item in self.leaving if item.memory.quiet(item.lifeline)]
         for item in quiet:
-            self.lane_records.append(item.memory.release())
+            record = item.memory.release()
+            if record.problem:
+                self.release_problems.append(record.problem)
+            self.lane_records.append(record)
         del self.lane_records[:-LANE_RECORDS_MAX]
         self.leaving = [item for item in self.leaving if item not in quiet]
         return quiet
@@ -269,13 +278,12 @@ class Group:
         )
 
 
-def check_hello(hello: Hello, *, group_name_bytes_max: int = 64) -> None:
+def check_hello(hello: Hello) -> None:
     """Raise ServeError unless the hello's values make sense by themselves."""
     wrong: list[tuple[bool, str]] = [
-        (not hello.group.isascii() or not hello.group, f"group {hello.group!r} is not ASCII text"),
         (
-            len(hello.group) > group_name_bytes_max,
-            f"group {hello.group!r} is longer than {group_name_bytes_max} characters",
+            _GROUP_NAME.fullmatch(hello.group) is None,
+            f"group {hello.group!r} is no name: use 1 to 64 letters, digits, '.', '_' and '-'",
         ),
         (not 1 <= hello.tp <= 1024, f"tp {hello.tp} is outside [1, 1024]"),
         (not 1 <= hello.pp <= 1024, f"pp {hello.pp} is outside [1, 1024]"),

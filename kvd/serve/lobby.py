@@ -235,6 +235,9 @@ class Lobby:
         for item in group.release_quiet():
             self._finish(item.lifeline)
             self._log(f"event=memory_released group={group.name} rank={item.rank!r}")
+        for problem in group.release_problems:
+            self._log(f"event=release_problem group={group.name} problem={problem!r}")
+        group.release_problems.clear()
         if group.leaving:
             if deadline is not None and self._loop.time() > deadline:
                 self._log(

@@ -12,6 +12,7 @@ from typing import Protocol
 from kvd.serve.lifeline import Lifeline
 from kvd_client.device.descriptors import create_memory, descriptor_size
 from kvd_client.device.fences import FencePage, LaneValues, create_fence_page
+from kvd_proto.errors import KvdError
 
 
 class DescriptorKeeper(Protocol):
@@ -32,6 +33,8 @@ class LaneRecord:
 
     name: str
     lanes: tuple[LaneValues, ...]
+    problem: str = ""
+    """What went wrong when the memory was given back; empty for nothing."""
 
 
 class RankMemory:
@@ -67,7 +70,13 @@ class RankMemory:
         return not lifeline.connected and self.page.quiet
 
     def release(self) -> LaneRecord:
-        """Complete the lanes and give the memory back; returns the lanes as they were."""
-        record = LaneRecord(self.name, self.page.complete())
-        self._undo.close()
-        return record
+        """Complete the lanes and give the memory back; returns the lanes as they were.
+
+        A holder that cannot be told is no reason to keep the memory here; the record says so.
+        """
+        lanes = self.page.complete()
+        try:
+            self._undo.close()
+        except KvdError as error:
+            return LaneRecord(self.name, lanes, error.message)
+        return LaneRecord(self.name, lanes)
