@@ -176,6 +176,29 @@ def test_slots_to_clear_follow_a_move_of_theirs(rank: SmallRank) -> None:
     assert rank.applier.take_launch_work().clear_slots.tolist() == [42, 21, 41]
 
 
+@pytest.mark.parametrize(
+    ("band", "destination"), [(STATE, 21), (FULL, 42), (FULL, 43)], ids=["state", "low", "high"]
+)
+def test_a_slot_that_a_move_overwrites_is_not_cleared_any_more(
+    rank: SmallRank, band: int, destination: int
+) -> None:
+    rank.applier.apply(1, outcome([ClearSlots(0)], columns=[[20, 21, 22]]))
+
+    rank.applier.apply(2, outcome([Move(band, 0, 1)], columns=[[30], [destination]]))
+
+    assert rank.applier.take_launch_work().clear_slots.tolist() == [20, 22]
+
+
+def test_a_row_that_is_handed_out_names_no_pages_of_the_request_before(rank: SmallRank) -> None:
+    rank.applier.clear()
+    rank.applier.apply(1, outcome([WriteRows(0, 1, 2)], columns=[[2, 3], [4, 4], [11, 12]]))
+
+    rank.applier.apply(2, outcome([ResetRows(0)], columns=[[2]]))
+    rank.settle()
+
+    assert rank.int32(13_312, ROW_COUNT) == [0, 0, 0, 5 * PAGE_TOKENS, 0]
+
+
 # ---- progress, position, redo ----
 
 

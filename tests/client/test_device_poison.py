@@ -130,8 +130,8 @@ EVERYTHING = outcome(
     [WriteSlots(2, 2), Move(FULL, 0, 4), ClearSlots(4), ResetRows(2)],
     columns=[[20], [5], [1], [0], [30]],
 )
-DEVICE_CALLS = 14
-"""Two lists of commands, nine commands, two submissions and a wait for EVERYTHING."""
+DEVICE_CALLS = 15
+"""Two lists of commands, ten commands, two submissions and a wait for EVERYTHING."""
 
 
 def apply_everything(rank: SmallRank, fault: Fault) -> Applier:

@@ -175,7 +175,7 @@ class Assembly:
             case ClearSlots():
                 self._clear_slots.append(self._units(self._state_band(), effect.units))
             case ResetRows():
-                self._reset_rows.append(self._rows(effect.rows))
+                self._reset_row(effect)
             case Move():
                 self._move(effect)
             case Wait():
@@ -234,6 +234,15 @@ class Assembly:
             slots,
         )
 
+    def _reset_row(self, effect: ResetRows) -> None:
+        """Leave the reset to the next launch; the row names no pages from here on."""
+        rows = self._rows(effect.rows)
+        self._reset_rows.append(rows)
+        lengths = self._plan.region.row_lengths
+        self._write(
+            lengths.offset_bytes, lengths.row_count, rows, np.zeros(len(rows), dtype=np.int64)
+        )
+
     def _write(
         self, offset_bytes: int, entry_count: int, indices: IntArray, values: IntArray
     ) -> None:
@@ -254,18 +263,31 @@ class Assembly:
         self._commands.move_units(
             base_bytes=0, unit_bytes=band.unit_bytes, sources=sources, destinations=destinations
         )
-        if band.lifetime is Lifetime.STATE:
-            self._follow_move(sources, destinations)
+        self._let_clears_follow(band, sources, destinations)
 
-    def _follow_move(self, sources: IntArray, destinations: IntArray) -> None:
-        """Let slots that the next launch is to clear follow a move of theirs."""
+    def _let_clears_follow(self, band: BandPlan, sources: IntArray, destinations: IntArray) -> None:
+        """Bring what the next launch is to clear in line with a move.
+
+        A slot that moves is cleared where it went. A slot whose bytes the move writes to was freed
+        before any launch, and clearing it would destroy what arrived there.
+        """
         slots = np.concatenate(self._clear_slots)
-        if not len(slots) or not len(sources):
+        state = state_band(self._plan)
+        if not len(slots) or not len(sources) or state is None:
+            return
+        starts = slots[:, None] * state.unit_bytes
+        target_starts = destinations[None, :] * band.unit_bytes
+        overwritten = (
+            (starts < target_starts + band.unit_bytes) & (target_starts < starts + state.unit_bytes)
+        ).any(axis=1)
+        if band is not state:
+            self._clear_slots = [slots[~overwritten]]
             return
         order = np.argsort(sources, kind="stable")
         places = np.minimum(np.searchsorted(sources[order], slots), len(sources) - 1)
         moved = sources[order][places] == slots
-        self._clear_slots = [np.where(moved, destinations[order][places], slots)]
+        followed = np.where(moved, destinations[order][places], slots)
+        self._clear_slots = [followed[moved | ~overwritten]]
 
     def _rows(self, index: int) -> IntArray:
         # Row 0 is the padding row and never changes.
