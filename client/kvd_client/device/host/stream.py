@@ -176,11 +176,12 @@ def _play(playing: _Playing) -> None:
     while (item := playing.queue.get()) is not None:
         if isinstance(item, HostEvent):
             item.fire(playing.failure)
+        elif playing.failure is not None:
+            pass
         elif isinstance(item, _EventWait):
             item.event.block(None)
-            if playing.failure is None and item.event.failure is not None:
-                playing.failure = item.event.failure
-        elif playing.failure is None:
+            playing.failure = item.event.failure
+        else:
             _run(playing, item)
         # What was run may hold the last views of a mapping; an idle stream must not keep them.
         item = None
