@@ -6,6 +6,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
 
 .PHONY: help venv demo test test-fast check format clean
@@ -22,14 +23,13 @@ help:
 
 venv: $(INSTALLED)
 
+# --no-compile: byte code of what is never imported costs half of the time, torch's above all.
 # The build backend comes first, pinned like the rest, because build isolation would fetch any version.
 $(INSTALLED): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kvd needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	    -c constraints.txt hatchling editables
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	    -c constraints.txt --no-build-isolation -e '.[client,dev]'
+	$(PIP_INSTALL) hatchling editables
+	$(PIP_INSTALL) --no-build-isolation -e '.[client,dev]'
 	@touch $@
 
 demo: venv
