@@ -38,7 +38,7 @@ class RequestBook:
 
     @property
     def standing(self) -> Int64s:
-        """Return the ids of the standing set, ascending."""
+        """Return the ids of the standing set in the order in which they joined it."""
         return self._standing
 
     @property
@@ -127,16 +127,19 @@ class RequestBook:
         self._ids[rows] = 0
         self._lengths[rows] = 0
         self._starts[rows] = 0
-        if len(self._standing):
-            self._standing = np.setdiff1d(self._standing, ids, assume_unique=True)
+        self._standing = self._without(ids)
         self._forget_lookups()
 
     def _note_standing(self, call: Call) -> None:
-        standing = np.setdiff1d(self._standing, call.removed, assume_unique=True)
-        if call.ids is not None:
-            standing = np.union1d(standing, call.ids)
-        self._standing = standing
+        standing = self._without(call.removed)
+        self._standing = standing if call.ids is None else np.concatenate((standing, call.ids))
         self._standing_rows = None
+
+    def _without(self, leaving: Int64s | None) -> Int64s:
+        """Return the standing set without some requests; the others keep their order."""
+        if leaving is None or not len(self._standing):
+            return self._standing
+        return self._standing[~np.isin(self._standing, leaving)]
 
     def _forget_lookups(self) -> None:
         self._lookups.clear()

@@ -51,7 +51,7 @@ class StandingSet(Enum):
 
 
 STANDING: Final = StandingSet.STANDING
-"""Stands for the program's standing set wherever request ids are asked for."""
+"""Stands for the program's standing set, in the order of joining, wherever ids are asked for."""
 
 Ids = Sequence[int] | Int64s | StandingSet
 """Request ids: a sequence, an int64 array, or `STANDING`."""
@@ -79,7 +79,7 @@ class Call:
     handle: Handle[Any] | None = None
     ids: Int64s | None = None
     tokens: Int64s | int = 0
-    removed: Int64s = NONE
+    removed: Int64s | None = None
 
 
 def id_array(ids: Sequence[int] | Int64s) -> Int64s:
@@ -294,7 +294,7 @@ class Batch:
         *,
         ids: Int64s | None = None,
         tokens: Int64s | int = 0,
-        removed: Int64s = NONE,
+        removed: Int64s | None = None,
     ) -> Handle[T]:
         self._check_open(handle.name)
         self.calls.append(Call(operation, encode(operation), handle, ids, tokens, removed))

@@ -127,11 +127,14 @@ _ENDINGS: dict[str, type[EndedError]] = {
     ErrorCode.FENCED: FencedError,
     ErrorCode.DIVERGED: DivergedError,
     ErrorCode.RANK_LOST: RankLostError,
+    ErrorCode.DRAINING: EndedError,
+    ErrorCode.INVARIANT: EndedError,
+    ErrorCode.INTERNAL: EndedError,
 }
 
 
 def error_of(code: str, message: str, *, retry: bool = False) -> KvdClientError:
     """Return the error that an answer's code stands for: an ending, or a refused request."""
-    known = ErrorCode(code) if code in ErrorCode.__members__ else ErrorCode.INTERNAL
-    text = message if known == code else f"{code}: {message}"
-    return _ENDINGS.get(known, RefusedError)(text, code=known, retry=retry)
+    if code not in ErrorCode.__members__:
+        return RefusedError(f"{code}: {message}", retry=retry)
+    return _ENDINGS.get(code, RefusedError)(message, code=ErrorCode(code), retry=retry)

@@ -168,7 +168,7 @@ class Rank:
 
     @property
     def standing(self) -> Int64s:
-        """Return the ids of the standing set, ascending."""
+        """Return the ids of the standing set in the order in which they joined it."""
         return self.session.book.standing.copy()
 
     def arena_array(self) -> NDArray[np.uint8]:
