@@ -27,6 +27,8 @@ from kvd_client.device.apply import Applier
 from kvd_client.device.assembly import NO_COLUMNS, decode_columns
 from kvd_client.errors import (
     ClosedError,
+    DeadlineError,
+    DeviceError,
     DivergedError,
     EndedError,
     ForkedError,
@@ -389,10 +391,21 @@ class Session:
                 self._outstanding = None
 
     def _wait_step(self) -> None:
-        """Block until the last step's work on its stream is over."""
+        """Block until the last step's work is over; raises DeadlineError, or DeviceError."""
         forward = self.steps.forward
-        if forward is not None:
+        if forward is None:
+            return
+        try:
             forward.synchronize(self.deadline_ms)
+        except DeviceError as error:
+            step = self.steps.launched
+            if error.code == ErrorCode.TIMED_OUT:
+                raise DeadlineError(
+                    f"step {step} is not over within {self.deadline_ms} ms, so processed({step}) "
+                    "was not sent"
+                ) from error
+            self.poison(f"step {step} failed: {error.message}")
+            raise
 
     def _unreadable(self, cause: str) -> ReplyError:
         """Poison the session over an answer and return the error to raise."""
