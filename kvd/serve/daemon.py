@@ -28,6 +28,7 @@ from kvd.serve.observe import Observatory, Published
 from kvd.serve.router import Router
 from kvd.serve.runtime import DaemonLock, prepare_directory
 from kvd.serve.snapshot import build_document
+from kvd_proto.errors import KvdError
 from kvd_proto.memory import SizingInputs
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Daemon:
         self._last_batch_count = 0
         self._idle_since = monotonic()
         self._collected = False
+        self._failure: KvdError | None = None
         self._lock = DaemonLock(Path(f"{serve.socket_path}.lock"))
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._dispatcher = Dispatcher(
@@ -100,7 +102,10 @@ class Daemon:
         return self._address
 
     def run(self, on_ready: Callable[[], None]) -> None:
-        """Serve until SIGTERM or SIGINT; ``on_ready`` is called once everything answers."""
+        """Serve until SIGTERM or SIGINT; ``on_ready`` is called once everything answers.
+
+        Raises the KvdError that ``on_ready`` raised.
+        """
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signal_number, self._stop)
         self._publish()
@@ -109,11 +114,22 @@ class Daemon:
         gc.collect()
         gc.freeze()
         gc.disable()
-        on_ready()
+        # From inside the loop: a signal that comes before it runs would be lost, and whoever reads
+        # that the daemon is ready may stop it at once.
+        self._loop.call_soon(self._announce, on_ready)
         try:
             self._loop.run_forever()
         finally:
             self._close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _announce(self, on_ready: Callable[[], None]) -> None:
+        try:
+            on_ready()
+        except KvdError as error:
+            self._failure = error
+            self._loop.stop()
 
     def _send(self, identity: bytes, header: bytes, body: bytes) -> None:
         self._router.send(identity, header, body)
