@@ -320,6 +320,9 @@ def _shown_progress(
 
 
 def _conclude(report: ReplayReport, watch: Watch, *, as_json: bool) -> None:
+    for problem in report.outcome.problems:
+        if problem.failure.trace:
+            click.echo(f"rank {problem.rank_index}:\n{problem.failure.trace}", err=True)
     if as_json:
         print_json(SCHEMA, report.as_json())
         return

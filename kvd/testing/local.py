@@ -77,6 +77,11 @@ class LocalDaemon:
         return self.folder / "kvd.sock"
 
     @property
+    def stats_path(self) -> Path:
+        """Return the path of the read-only socket."""
+        return Path(f"{self.socket_path}.stats")
+
+    @property
     def pid(self) -> int:
         """Return the daemon's process id."""
         assert self._process is not None

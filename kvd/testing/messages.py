@@ -82,6 +82,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     """The class of the error."""
     message: str
     trace: str
+    """Where it was raised, or what the process wrote before it ended; empty for errors of kvd."""
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):

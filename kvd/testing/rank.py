@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -36,6 +37,7 @@ from kvd.testing.painter import ArenaPainter
 from kvd.testing.workload import Answers, Pass, StepWork, Workload
 from kvd_client import STANDING
 from kvd_proto.control import Mode
+from kvd_proto.errors import KvdError
 from kvd_proto.outcomes import Refusal, Skipped
 from kvd_proto.scalars import Position, RequestId, StepNumber
 
@@ -60,7 +62,11 @@ def main(arguments: Sequence[str]) -> int:
         run_rank(_spec_decoder.decode(parent.recv_bytes()), parent)
     except (EOFError, BrokenPipeError):
         return 1  # The parent is gone, and nobody is left to tell.
+    except KvdError as error:
+        _send(parent, RankFailure(error=type(error).__name__, message=str(error), trace=""))
+        return 1
     except Exception as error:
+        # Whatever it is, the parent is told; only an error nobody planned for needs its trace.
         trace = "".join(traceback.format_exception(error))[-TRACE_CHARACTERS_MAX:]
         _send(parent, RankFailure(error=type(error).__name__, message=str(error), trace=trace))
         return 1
@@ -166,7 +172,10 @@ class _Scheduler(_Runner):
         super().__init__(spec, kv)
         self._parent = parent
         self._followers = followers
-        self._workload = Workload(spec.requests, spec.limits)
+        # The plan may hold fewer requests than were asked for.
+        running_count_max = min(spec.limits.running_count_max, kv.plan.row_count - 1)
+        limits = replace(spec.limits, running_count_max=running_count_max)
+        self._workload = Workload(spec.requests, limits)
         self._latencies_ns: list[int] = []
         self._records: list[bytes] = []
         self._freed: list[RequestId] = []

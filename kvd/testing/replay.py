@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Final, TypeAlias
 
+from kvd.errors import WorkloadError
 from kvd.testing.messages import (
     Attached,
     RankFailure,
@@ -82,6 +83,8 @@ def run_replay(
 
     ``observe`` is called with rank 0's progress, at least ten times a second while it moves;
     ``on_end`` when all requests are freed and all ranks still attached.
+
+    Raises WorkloadError if no rank could attach.
     """
     with ExitStack() as stack:
         ranks = _start_ranks(spec, address, stack)
@@ -134,6 +137,7 @@ def _listen(ranks: Sequence[RankProcess], observe: Observer) -> ReplayOutcome:
     """Take in messages until every rank has reported or failed."""
     reports: dict[int, RankReport] = {}
     problems: list[RankProblem] = []
+    attached_count = 0
     open_ranks = {rank.pipe.fileno(): rank for rank in ranks}
     heard_s = time.monotonic()
     while open_ranks:
@@ -155,11 +159,15 @@ def _listen(ranks: Sequence[RankProcess], observe: Observer) -> ReplayOutcome:
                 del open_ranks[descriptor]
             else:
                 assert isinstance(message, Attached)
+                attached_count += 1
         if not ready:
             problems += [
                 RankProblem(rank.rank_index, _silence(limit_s)) for rank in open_ranks.values()
             ]
             break
+    if problems and attached_count == 0:
+        # Nothing was replayed: whatever the first one was told is all there is to say.
+        raise WorkloadError(problems[0].failure.message)
     return ReplayOutcome(tuple(reports[key] for key in sorted(reports)), tuple(problems))
 
 

@@ -1,0 +1,277 @@
+"""``kvd replay`` as a user runs it: real daemon, real holder, real rank processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvd.testing
+from kvd.cli.query import fetch_statistics, read_statistics
+from kvd.testing.local import LocalDaemon
+
+KVD = (sys.executable, "-c", "from kvd.cli.main import main; main()")
+RUN_WAIT_S = 60
+WAIT_S = 30
+LOOK_INTERVAL_S = 0.02
+
+# The shipped excerpt with the shortest answers: requests of about 250 tokens, of which the budget
+# holds about ten at a time.
+TRACE = Path(kvd.testing.__path__[0]) / "excerpts" / "azure_2023_code.csv"
+SMALL = (
+    *("--trace", str(TRACE), "--tokens-max", "400", "--requests", "24"),
+    *("--budget", "40MiB", "--chunk", "128"),
+)
+
+
+Options = tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def connect() -> Iterator[Options]:
+    """Give the options that lead to a daemon which all tests of this module share."""
+    with LocalDaemon() as daemon:
+        yield ("--connect", str(daemon.socket_path))
+    assert daemon.returncode == 0
+
+
+def run_replay(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        (*KVD, "replay", *arguments),
+        capture_output=True,
+        text=True,
+        timeout=RUN_WAIT_S,
+        check=False,
+    )
+
+
+def replayed(*arguments: str) -> dict[str, Any]:
+    """Run a replay that must go well; return its document."""
+    done = run_replay(*arguments, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return all processes below one."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    try:
+        found = [int(child) for child in children.read_text().split()]
+    except FileNotFoundError:
+        return []
+    return found + [below for child in found for below in descendants(child)]
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def wait_for(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} within {WAIT_S} s"
+        # Nobody sets it: there is no event to wait for when another process gets somewhere.
+        threading.Event().wait(LOOK_INTERVAL_S)
+
+
+@contextmanager
+def running_replay(*arguments: str) -> "Generator[subprocess.Popen[str], None, None]":
+    """Start a long replay and give it once its ranks are attached and at work."""
+    with LocalDaemon() as daemon:
+
+        def is_busy() -> bool:
+            groups = read_statistics(fetch_statistics(daemon.stats_path)).groups
+            return any(stage.position > 100 for group in groups for stage in group.stages)
+
+        process = subprocess.Popen(
+            (*KVD, "replay", "--connect", str(daemon.socket_path), *arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            try:
+                wait_for(is_busy, "ranks are at work")
+                yield process
+            finally:
+                process.kill()
+
+
+def ranks_of(process: "subprocess.Popen[str]") -> list[int]:
+    return [pid for pid in descendants(process.pid) if "kvd.testing.rank" in command_line(pid)]
+
+
+def test_a_replay_serves_every_request_and_finds_every_byte_right(connect: Options) -> None:
+    document = replayed(*connect, *SMALL)
+
+    assert document["schema"] == "kvd.replay/1"
+    assert document["requests"] == 24
+    assert document["mismatches"] == 0
+    assert document["findings"] == []
+    assert document["relief"] == 0
+    assert document["iterations"] > 50
+    # The arena is full enough that requests wait for one another.
+    assert document["refusals"]["NO_BYTES"] > 0
+    assert document["verdicts"]["FITS"] == 24
+    assert 0.4 < document["useful_bytes_peak"] / document["arena_bytes"] < 1
+    # Two ranks, two bands of 12,288 bytes a token, all written at least once.
+    assert document["bytes_written"] == 2 * 2 * 12_288 * document["tokens_written"]
+    assert document["bytes_checked"] >= document["bytes_written"]
+    assert document["left_units"] == {"window_128": 0, "full": 0}
+
+
+@pytest.mark.parametrize("tp", ["1", "2", "4"])
+def test_mirrored_and_following_ranks_get_the_same_places(connect: Options, tp: str) -> None:
+    options = (*connect, *SMALL, "--requests", "12", "--tp", tp)
+
+    mirrored = replayed(*options, "--mode", "mirrored")
+    led = replayed(*options, "--mode", "leader")
+
+    assert len(mirrored["ranks"]) == len(led["ranks"]) == int(tp)
+    ranks = [rank for document in (mirrored, led) for rank in document["ranks"]]
+    assert len({(rank["position"], rank["places_digest"]) for rank in ranks}) == 1
+
+
+def test_a_page_size_of_one_token_is_served(connect: Options) -> None:
+    document = replayed(*connect, *SMALL, "--tp", "1", "--page", "1")
+
+    assert document["requests"] == 24
+
+
+@pytest.mark.parametrize(
+    ("preset", "bands"),
+    [
+        ("phi-4-mini-flash", {"state", "window_512", "full"}),
+        ("qwen3-next-80b-a3b", {"state", "full"}),
+    ],
+)
+def test_models_with_state_are_served(connect: Options, preset: str, bands: set[str]) -> None:
+    options = (*SMALL, "--requests", "8", "--budget", "1GiB", "--tp", "1", "--preset", preset)
+
+    document = replayed(*connect, *options)
+
+    assert document["requests"] == 8
+    assert set(document["left_units"]) == bands
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "named", "options"),
+    [
+        ("7", "request 7, band full, page 0 ", ()),
+        ("9:window_128:1", "request 9, band window_128, page 1 ", ()),
+        (
+            "2:state",
+            "request 2, band state, page 0 ",
+            ("--preset", "phi-4-mini-flash", "--budget", "512MiB", "--requests", "4"),
+        ),
+    ],
+)
+def test_a_corrupted_byte_fails_the_replay_and_is_named(
+    connect: Options, corrupt: str, named: str, options: Options
+) -> None:
+    done = run_replay(*connect, *SMALL, *options, "--corrupt", corrupt)
+
+    assert done.returncode == 1
+    assert f"FAILED: mismatch: {named}" in done.stdout
+    assert "on rank 0" in done.stdout
+    assert "ok:" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "said"),
+    [
+        ("7:nowhere", "FAILED: rank 0: WorkloadError: there is no band 'nowhere' to corrupt"),
+        ("7:full:60", "FAILED: page 60 of request 7 in band full was to be corrupted and was"),
+    ],
+)
+def test_a_corruption_that_never_happens_fails_the_replay(
+    connect: Options, corrupt: str, said: str
+) -> None:
+    done = run_replay(*connect, *SMALL, "--corrupt", corrupt)
+
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--budget", "1MiB"), "error: budget_bytes is 1048576, short by "),
+        (("--connect", "/no/such.sock"), "error: no daemon answers at /no/such.sock"),
+    ],
+)
+def test_a_replay_that_cannot_attach_says_why_in_one_line(
+    connect: Options, options: Options, said: str
+) -> None:
+    done = run_replay(*connect, *SMALL, *options)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_killed_rank_fails_the_replay_and_leaves_no_process_behind() -> None:
+    with running_replay("--budget", "128MiB") as process:
+        ranks = ranks_of(process)
+        os.kill(ranks[1], signal.SIGKILL)
+        output, complaints = process.communicate(timeout=RUN_WAIT_S)
+
+        assert process.returncode == 1, complaints
+        assert f"FAILED: rank 1: Ended: process {ranks[1]} was ended by SIGKILL" in output
+        assert f"(process {ranks[1]}) is lost" in output
+        assert all(command_line(pid) == "" for pid in ranks)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_rank_outlives_the_replay(number: signal.Signals) -> None:
+    with running_replay("--budget", "128MiB") as process:
+        ranks = ranks_of(process)
+        assert len(ranks) == 2
+        process.send_signal(number)
+        process.wait(WAIT_S)
+
+        wait_for(lambda: all(command_line(pid) == "" for pid in ranks), "ranks are gone")
+
+
+def test_a_daemon_of_its_own_leaves_neither_processes_nor_files_behind(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        (*KVD, "replay", *SMALL),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    ) as process:
+        started: set[int] = set()
+
+        def is_over() -> bool:
+            started.update(descendants(process.pid))
+            return process.poll() is not None
+
+        wait_for(is_over, "the replay is over")
+        output, _ = process.communicate()
+
+    assert process.returncode == 0
+    assert len(started) >= 4  # daemon, holder, two ranks
+    assert all(command_line(pid) == "" for pid in started)
+    assert list(tmp_path.iterdir()) == []
+    for text in (
+        "the first 24 requests of at most 400 tokens",
+        "requests served     24 of 24",
+        "batch round trip    p50",
+        "mismatches          0",
+        "arena of each rank at its fullest",
+        "window_128",
+        "ok: every byte was as written",
+    ):
+        assert text in output
