@@ -32,10 +32,11 @@ def serve(config_file: Path | None, **flags: str | None) -> None:
         daemon = Daemon(settings, keeper=holder, log=_log)
 
         def announce() -> None:
-            click.echo(f"kvd serve: ready socket={daemon.address} device=host pid={os.getpid()}")
-            sys.stdout.flush()
+            # First, because it may fail: then the daemon ends and was never said to be ready.
             if manager.notify_address is not None:
                 notify_ready(manager.notify_address)
+            click.echo(f"kvd serve: ready socket={daemon.address} device=host pid={os.getpid()}")
+            sys.stdout.flush()
 
         daemon.run(announce)
         if manager.notify_address is not None:
