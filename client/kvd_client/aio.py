@@ -10,7 +10,7 @@ from typing import Self
 from kvd_client.calls import Batch
 from kvd_client.device.host.device import host_device
 from kvd_client.device.port import Device, Stream
-from kvd_client.errors import KvdClientError
+from kvd_client.errors import KvdClientError, ReplyError
 from kvd_client.flow import Exchange, Flow
 from kvd_client.hello import Config, build_hello, declaration_of, hello_message, read_welcome
 from kvd_client.launch import Step
@@ -140,6 +140,9 @@ class AsyncClient(Rank):
                         await exchange_async(self._transport, command.message, command.deadline_ms)
                     else:
                         await asyncio.to_thread(command.wait)
+            except ReplyError as error:
+                self.session.poison(error.message)
+                raise
             finally:
                 self._send_report()
 

@@ -8,7 +8,7 @@ from typing import Self
 from kvd_client.calls import Batch
 from kvd_client.device.host.device import host_device
 from kvd_client.device.port import Device, Stream
-from kvd_client.errors import KvdClientError
+from kvd_client.errors import KvdClientError, ReplyError
 from kvd_client.flow import Exchange, Flow
 from kvd_client.hello import Config, build_hello, declaration_of, hello_message, read_welcome
 from kvd_client.launch import Step
@@ -144,6 +144,10 @@ class Client(Rank):
                     exchange(self._transport, command.message, command.deadline_ms)
                 else:
                     command.wait()
+        except ReplyError as error:
+            # An answer that nobody can read may have held effects: the cursor has a gap from here.
+            self.session.poison(error.message)
+            raise
         finally:
             self._send_report()
 

@@ -20,7 +20,7 @@ from kvd_proto.control import (
     Ticket,
     Welcome,
 )
-from kvd_proto.errors import ErrorCode
+from kvd_proto.errors import ErrorCode, FrameError
 from kvd_proto.memory import Declaration, DeclaredConfig, DeclaredLayers, SizingInputs
 from kvd_proto.version import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN
 
@@ -113,8 +113,11 @@ def read_welcome(message: Message) -> Welcome:
     """Return the welcome; raises AttachError with the daemon's sentence, or ReplyError."""
     answer = message.answer
     assert answer is not None
-    kind = decode_header(answer.header).kind
-    body = decode_control(answer.body)
+    try:
+        kind = decode_header(answer.header).kind
+        body = decode_control(answer.body)
+    except FrameError as error:
+        raise ReplyError(f"the answer to the hello: {error.message}") from error
     own = f"this client speaks versions {PROTOCOL_VERSION_MIN} to {PROTOCOL_VERSION}"
     if kind == MessageKind.ERROR and isinstance(body, ErrorReply):
         known = body.code in ErrorCode.__members__

@@ -271,6 +271,9 @@ class ZmqTransport:
             raise self._late(deadline_ms) from error
         except OSError as error:
             raise self._hung_up() from error
+        finally:
+            # With a time-out set, Python waits even where the flags say not to.
+            lifeline.setblocking(False)
         if not payload:
             raise self._hung_up()
         try:
@@ -284,7 +287,7 @@ class ZmqTransport:
 
     def _lifeline_ended(self) -> bool:
         try:
-            return not self._line().recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return not self._line().recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
