@@ -41,7 +41,7 @@ def map_(config_file: Path | None, width: int | None, as_json: bool, **flags: st
     columns = width or get_terminal_size((WIDTH_CELLS, 0)).columns
     for group in statistics.groups:
         for stage in group.stages:
-            click.echo(f"group {group.name}, stage {stage.stage}: {stage.requests} requests")
+            click.echo(f"group {group.name}, stage {stage.stage}: {stage.request_count} requests")
             click.echo(render_map(stage, max(columns, WIDTH_CELLS_MIN)))
             click.echo()
 

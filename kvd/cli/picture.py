@@ -44,14 +44,17 @@ def stretches_of(stage: StageStatistics) -> tuple[Stretch, ...]:
     """Return the whole arena, cut by use, in address order."""
     found = [Stretch(0, stage.sink_bytes, Use.SINK)]
     for index, band in enumerate(stage.bands):
-        if band.span_start >= band.span_end:
+        if band.span_start_index >= band.span_end_index:
             continue
-        start = band.span_start * band.unit_bytes
+        start = band.span_start_index * band.unit_bytes
         found.append(Stretch(found[-1].end_bytes, start, Use.GAP))
         for use, units in (
             (Use.LIVE, band.live_units),
             (Use.PENDING, band.pending_units),
-            (Use.HOLE, band.span_end - band.span_start - band.live_units - band.pending_units),
+            (
+                Use.HOLE,
+                band.span_end_index - band.span_start_index - band.live_units - band.pending_units,
+            ),
         ):
             end = start + units * band.unit_bytes
             found.append(Stretch(start, end, use, index))
@@ -127,7 +130,7 @@ def _legend(stage: StageStatistics, letters: Sequence[str]) -> list[str]:
     for index, (band, letter) in enumerate(zip(stage.bands, letters, strict=True)):
         colour = _COLOURS[index % len(_COLOURS)]
         unit = "slots" if band.kind == "state" else "pages"
-        span_units = band.span_end - band.span_start
+        span_units = band.span_end_index - band.span_start_index
         promised = f" ({band.promised_units} promised)" if band.promised_units else ""
         pending = f", {_PENDING_LETTER} {band.pending_units} pending" if band.pending_units else ""
         lines.append(

@@ -28,21 +28,21 @@ class BandStatistics(msgspec.Struct, frozen=True, kw_only=True):
     unit_bytes: int
     page_tokens: int
     unit_index_min: int
-    unit_index_end: int
-    span_start: int
-    span_end: int
+    unit_index_end_count: int = msgspec.field(name="unit_index_end")
+    span_start_index: int = msgspec.field(name="span_start")
+    span_end_index: int = msgspec.field(name="span_end")
     live_units: int
     hole_units: int
     pending_units: int = 0
     promised_units: int = 0
-    virtual_free: int = 0
+    virtual_free_count: int = msgspec.field(name="virtual_free", default=0)
 
 
 class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a stage's log holds in memory."""
 
-    entries: int
-    bytes: int
+    entry_count: int = msgspec.field(name="entries")
+    kept_bytes: int = msgspec.field(name="bytes")
 
 
 class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +50,11 @@ class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     stage: int
     position: int
-    requests: int
+    request_count: int = msgspec.field(name="requests")
     arena_bytes: int
     sink_bytes: int
     bands: tuple[BandStatistics, ...]
-    rows: int = 0
+    row_count: int = msgspec.field(name="rows", default=0)
     log: LogStatistics | None = None
     counters: dict[str, Any] = {}
     refusals: dict[str, Any] = {}

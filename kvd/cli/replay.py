@@ -41,7 +41,7 @@ CHUNK_TOKENS: Final = 512
 PROMPT_TOKENS: Final = 2048
 """Prompt tokens per step over all requests: four chunks."""
 ASKED_COUNT: Final = 4
-SAMPLE_STEP_COUNT: Final = 16
+SAMPLE_STEP_COUNT: Final = 32
 SAMPLE_REQUEST_COUNT: Final = 2
 DEADLINE_MS: Final = 30_000
 
@@ -329,7 +329,9 @@ def _conclude(report: ReplayReport, watch: Watch, *, as_json: bool) -> None:
     for line in report.lines():
         click.echo(line)
     if watch.fullest is not None:
-        click.echo(f"\narena of each rank at its fullest, {watch.fullest.requests} requests live:")
+        click.echo(
+            f"\narena of each rank at its fullest, {watch.fullest.request_count} requests live:"
+        )
         click.echo(render_map(watch.fullest, MAP_WIDTH_CELLS))
     click.echo()
     for finding in report.findings:

@@ -56,7 +56,7 @@ def _print_tables(document: bytes) -> None:
     if found.sessions:
         # A column for each fact that any session has.
         columns = tuple(dict.fromkeys(key for session in found.sessions for key in session))
-        rows = [tuple(_as_text(session.get(key)) for key in columns) for session in found.sessions]
+        rows = [tuple(str(session.get(key, "")) for key in columns) for session in found.sessions]
         print_table("sessions", columns, rows)
     _print_counters("daemon", found.counters)
 
@@ -104,10 +104,10 @@ _BAND_COLUMNS: Final = (
 
 
 def _stage_title(stage: StageStatistics) -> str:
-    log = f", log of {stage.log.entries:,} entries" if stage.log is not None else ""
+    log = f", log of {stage.log.entry_count:,} entries" if stage.log is not None else ""
     return (
         f"stage {stage.stage}: arena of {stage.arena_bytes:,} bytes, "
-        f"{stage.requests:,} of {stage.rows:,} requests, position {stage.position:,}{log}"
+        f"{stage.request_count:,} of {stage.row_count:,} requests, position {stage.position:,}{log}"
     )
 
 
@@ -118,13 +118,13 @@ def _band_rows(stage: StageStatistics) -> list[tuple[str, ...]]:
             band.kind,
             band.chain_kind,
             f"{band.unit_bytes:,}",
-            f"[{band.span_start:,}, {band.span_end:,})",
-            f"[{band.unit_index_min:,}, {band.unit_index_end:,})",
+            f"[{band.span_start_index:,}, {band.span_end_index:,})",
+            f"[{band.unit_index_min:,}, {band.unit_index_end_count:,})",
             f"{band.live_units:,}",
             f"{band.hole_units:,}",
             f"{band.pending_units:,}",
             f"{band.promised_units:,}",
-            f"{band.virtual_free:,}",
+            f"{band.virtual_free_count:,}",
             f"{band.live_units * band.unit_bytes:,}",
         )
         for band in stage.bands

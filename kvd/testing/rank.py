@@ -65,8 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     except KvdError as error:
         _send(parent, RankFailure(error=type(error).__name__, message=str(error), trace=""))
         return 1
-    except Exception as error:
-        # Whatever it is, the parent is told; only an error nobody planned for needs its trace.
+    except Exception as error:  # rim: whatever it is, the parent is told
+        # Only an error that nobody planned for needs its trace.
         trace = "".join(traceback.format_exception(error))[-TRACE_CHARACTERS_MAX:]
         _send(parent, RankFailure(error=type(error).__name__, message=str(error), trace=trace))
         return 1

@@ -74,8 +74,8 @@ class TextSource(Protocol):
 
 class _MooncakeLine(msgspec.Struct, frozen=True):
     timestamp: float
-    input_length: int
-    output_length: int
+    input_tokens: int = msgspec.field(name="input_length")
+    output_tokens: int = msgspec.field(name="output_length")
 
 
 _mooncake_decoder = msgspec.json.Decoder(_MooncakeLine)
@@ -159,8 +159,8 @@ def _mooncake_request(line: str, where: str) -> tuple[int, int]:
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise FileError(f"{where}: {_shown(line)} is no Mooncake request: {error}") from error
     return (
-        _checked(found.input_length, "input_length", where),
-        _checked(found.output_length, "output_length", where),
+        _checked(found.input_tokens, "input_length", where),
+        _checked(found.output_tokens, "output_length", where),
     )
 
 

@@ -1,3 +1,5 @@
+"""The picture of an arena: who owns which cell, and what the legend says."""
+
 from itertools import pairwise
 
 import pytest
@@ -24,9 +26,9 @@ def band(
         unit_bytes=unit_bytes,
         page_tokens=1,
         unit_index_min=1,
-        unit_index_end=100,
-        span_start=start,
-        span_end=end,
+        unit_index_end_count=100,
+        span_start_index=start,
+        span_end_index=end,
         live_units=live,
         hole_units=end - start - live - pending,
         pending_units=pending,
@@ -36,7 +38,7 @@ def band(
 
 def stage(*bands: BandStatistics, arena_bytes: int = 10_000, sink: int = 100) -> StageStatistics:
     return StageStatistics(
-        stage=0, position=5, requests=2, arena_bytes=arena_bytes, sink_bytes=sink, bands=bands
+        stage=0, position=5, request_count=2, arena_bytes=arena_bytes, sink_bytes=sink, bands=bands
     )
 
 

@@ -1,3 +1,5 @@
+"""Patterns: no two owners share a word, and every word is found again."""
+
 import numpy as np
 import pytest
 

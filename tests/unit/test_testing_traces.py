@@ -1,3 +1,5 @@
+"""Trace files: both formats, what is refused, and what is selected."""
+
 from pathlib import Path
 
 import pytest

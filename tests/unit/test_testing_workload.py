@@ -1,3 +1,5 @@
+"""The scheduler of a replay, driven by made-up answers."""
+
 from collections.abc import Callable
 from typing import NamedTuple
 
