@@ -1,0 +1,172 @@
+"""``kvd bench``: measure kvd beside a plain echo of the same run.
+
+A benchmark informs: it exits 0 also when a target is missed.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import click
+
+from kvd.cli.output import print_json, print_table
+from kvd.cli.query import fetch_statistics, read_statistics
+from kvd.errors import SettingError
+from kvd.testing.bench_core import measure_core, measure_feasible
+from kvd.testing.bench_figures import NS_PER_US, Figure
+from kvd.testing.bench_rpc import CoreTotals, RpcSpec, measure_rpc
+from kvd.testing.local import LocalDaemon
+
+SCHEMA: Final = "kvd.bench/1"
+REQUESTS_COUNT: Final = 256
+PAGES: Final = "64,1"
+PACES_MS: Final = (0, 5)
+SECONDS: Final = 10.0
+CORE_STEPS_COUNT: Final = 400
+PAGE_TOKENS_MAX: Final = 4096
+
+_requests_option = click.option(
+    "--requests",
+    "requests_count",
+    type=click.IntRange(1, 4096),
+    default=REQUESTS_COUNT,
+    help=f"Running requests ({REQUESTS_COUNT}; the targets are about so many).",
+)
+_page_option = click.option(
+    "--page",
+    "pages",
+    default=PAGES,
+    metavar="LIST",
+    help=f"Tokens per page, each in turn ({PAGES}).",
+)
+_seed_option = click.option(
+    "--seed", "seed_index", type=click.IntRange(0), default=1, help="Draws the prompts (1)."
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help=f"Print {SCHEMA}.")
+
+
+@click.group()
+def bench() -> None:
+    """Measure kvd beside a plain echo in the same run; exits 0 also when a target is missed."""
+
+
+@bench.command()
+@_requests_option
+@_page_option
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01, 3600),
+    default=SECONDS,
+    help=f"For each page size and pace ({SECONDS:g}).",
+)
+@click.option("--busy-poll", is_flag=True, help="Let the daemon spin instead of sleeping.")
+@_seed_option
+@_json_option
+def rpc(
+    requests_count: int,
+    pages: str,
+    seconds: float,
+    busy_poll: bool,
+    seed_index: int,
+    as_json: bool,
+) -> None:
+    """Decode iterations through a daemon of their own, tight and paced at 5 ms.
+
+    A round trip is the batch block of the client, from entering it to leaving it: launch,
+    processed, advance and take of all requests; every few steps also the free of a request that
+    ended, the admission of its replacement with its prompt, and its joining one step later.
+    """
+    figures: list[Figure] = []
+    arguments = ("--busy-poll-us", "always") if busy_poll else ()
+    for page_tokens in _page_sizes(pages):
+        for pace_ms in PACES_MS:
+            spec = RpcSpec(
+                requests_count=requests_count,
+                page_tokens=page_tokens,
+                pace_ms=pace_ms,
+                seconds=seconds,
+                busy_poll=busy_poll,
+                seed_index=seed_index,
+            )
+            # Each has a daemon of its own, so that its statistics are about nothing else.
+            with LocalDaemon(arguments=arguments) as daemon:
+                figures += measure_rpc(
+                    spec,
+                    socket_path=daemon.socket_path,
+                    core_totals=partial(_core_totals, Path(f"{daemon.socket_path}.stats")),
+                )
+    _report("rpc", figures, as_json=as_json)
+
+
+@bench.command()
+@_requests_option
+@_page_option
+@click.option(
+    "--steps",
+    "steps_count",
+    type=click.IntRange(1, 100_000),
+    default=CORE_STEPS_COUNT,
+    help=f"Decode steps per repeat ({CORE_STEPS_COUNT}).",
+)
+@_seed_option
+@_json_option
+def core(requests_count: int, pages: str, steps_count: int, seed_index: int, as_json: bool) -> None:
+    """Decode iterations in the core alone, from body bytes to reply bytes, and `feasible`.
+
+    A tight loop flatters: behind a socket the same step runs on colder caches. The time that the
+    daemon itself sees is part of `kvd bench rpc`.
+    """
+    figures: list[Figure] = []
+    for page_tokens in _page_sizes(pages):
+        figures += measure_core(
+            requests_count=requests_count,
+            page_tokens=page_tokens,
+            steps_count=steps_count,
+            seed_index=seed_index,
+        )
+    figures += measure_feasible()
+    _report("core", figures, as_json=as_json)
+
+
+def _page_sizes(pages: str) -> list[int]:
+    """Return the page sizes of a list; raises SettingError naming what is none."""
+    sizes: list[int] = []
+    for text in pages.split(","):
+        if not text.strip().isdecimal() or not 1 <= int(text) <= PAGE_TOKENS_MAX:
+            raise SettingError(
+                f"--page {pages!r}: {text!r} is no page size; 1 to {PAGE_TOKENS_MAX} tokens, "
+                f"several with commas between them"
+            )
+        sizes.append(int(text))
+    return sizes
+
+
+def _core_totals(stats_path: Path) -> CoreTotals:
+    counters = read_statistics(fetch_statistics(stats_path)).counters
+    return CoreTotals(
+        batch_count=counters["batches"],
+        total_us=counters["core_ns_total"] / NS_PER_US,
+        p50_us=counters["core_us_p50"],
+        p99_us=counters["core_us_p99"],
+    )
+
+
+def _report(name: str, figures: Sequence[Figure], *, as_json: bool) -> None:
+    if as_json:
+        print_json(SCHEMA, {"bench": name, "results": [figure.fields() for figure in figures]})
+        return
+    print_table(
+        f"kvd bench {name}",
+        ("figure", "value", "unit", "target", "met"),
+        [
+            (
+                figure.name,
+                f"{figure.value:.2f}",
+                figure.unit,
+                "" if figure.target is None else f"<= {figure.target:g}",
+                "" if figure.ok is None else ("yes" if figure.ok else "NO"),
+            )
+            for figure in figures
+        ],
+    )

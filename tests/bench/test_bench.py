@@ -1,0 +1,59 @@
+"""Benchmarks run and print their document; how fast they are is no test."""
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvd.cli.main import cli
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    ran = CliRunner().invoke(cli, ["bench", *arguments, "--json"])
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(ran.output)
+    assert document["schema"] == "kvd.bench/1"
+    assert document["bench"] == arguments[0]
+    assert all(
+        set(result) == {"name", "value", "unit", "target", "ok"} for result in document["results"]
+    )
+    return {result["name"]: result for result in document["results"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy_poll", [False, True])
+def test_rpc_prints_batch_echo_and_core_tight_and_paced(busy_poll: bool) -> None:
+    flags = ["--busy-poll"] if busy_poll else []
+    results = run("rpc", "--requests", "8", "--page", "64", "--seconds", "0.01", *flags)
+
+    ending = "_busy_poll" if busy_poll else ""
+    for name in (f"page64_tight{ending}", f"page64_paced_5ms{ending}"):
+        assert results[f"{name}_batch_p50"]["value"] > results[f"{name}_core_mean"]["value"] > 0
+        assert results[f"{name}_echo_p99.9"]["value"] > 0
+        assert results[f"{name}_reply_bytes"]["value"] > 0
+        assert results[f"{name}_samples"]["value"] >= 32
+
+
+def test_targets_are_about_256_requests_only() -> None:
+    results = run("core", "--requests", "4", "--page", "1", "--steps", "3")
+
+    assert results["page1_core_step_p50"]["target"] is None
+    assert results["page1_core_step_p50"]["ok"] is None
+    assert results["feasible_3_bands"]["target"] == 15
+
+
+@pytest.mark.slow
+def test_core_at_full_size_has_its_target() -> None:
+    results = run("core", "--page", "64", "--steps", "1")
+
+    assert results["page64_core_step_p50"]["target"] == 30
+    assert isinstance(results["page64_core_step_p50"]["ok"], bool)
+
+
+@pytest.mark.parametrize("pages", ["", "64,", "0", "x", "8192"])
+def test_a_page_list_that_is_none_is_refused_by_name(pages: str) -> None:
+    ran = CliRunner().invoke(cli, ["bench", "rpc", "--page", pages])
+
+    assert ran.exit_code == 2
+    assert f"--page {pages!r}" in ran.output + ran.stderr
