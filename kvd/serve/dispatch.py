@@ -12,10 +12,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from kvd.errors import DivergenceError, InvariantError, SessionError
-from kvd.serve.group import GroupSettings, Running
+from kvd.serve.group import GroupSettings, Running, Session
 from kvd.serve.lobby import Lobby, Send
 from kvd.serve.memory import DescriptorKeeper
-from kvd.serve.session import Session
 from kvd.serve.timing import CoreTimes
 from kvd_proto.codec import decode_header, encode
 from kvd_proto.control import Ack, ErrorReply, Header, MessageKind
@@ -82,8 +81,7 @@ class Dispatcher:
             self._other(session, header, frames[1])
         except KvdError as error:
             self._error(identity, token, session, error)
-        except Exception:
-            # The loop's rim: a fault of our own must not take other groups down.
+        except Exception:  # rim: a fault of our own must not take other groups down
             self._log(f"event=internal_error trace={traceback.format_exc()!r}")
             fault = SessionError("internal error, see the daemon's log", code=ErrorCode.INTERNAL)
             self._error(identity, token, session, fault)

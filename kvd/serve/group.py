@@ -1,4 +1,4 @@
-"""A group: its ranks gather, run as one incarnation, and end together.
+"""A group and its sessions: ranks gather, run as one incarnation, and end together.
 
 A group forms when every rank of every stage has said hello. It starts when the memory of the ranks
 before is given back. The end of any rank is the end of all: requests are gone from the books at
@@ -17,9 +17,8 @@ from kvd.engine.incarnation import Incarnation
 from kvd.errors import ServeError
 from kvd.serve.lifeline import Lifeline
 from kvd.serve.memory import DescriptorKeeper, LaneRecord, RankMemory
-from kvd.serve.session import Session
 from kvd_proto.codec import digest_of, encode
-from kvd_proto.control import ErrorReply, Hello, Mode, Welcome
+from kvd_proto.control import ErrorReply, Hello, Mode, Role, Welcome
 from kvd_proto.errors import ErrorCode
 from kvd_proto.memory import SizingInputs
 from kvd_proto.version import PROTOCOL_VERSION
@@ -39,8 +38,8 @@ class GroupSettings:
     """Number of this run of the daemon, in every message."""
     sizing: SizingInputs
     level: CheckLevel
-    ring_entries_max: int
-    lag_entries_max: int
+    ring_entry_count_max: int
+    lag_entry_count_max: int
     group_wait_ms: int
     lag_wait_ms: int
     quiet_wait_ms: int
@@ -48,6 +47,36 @@ class GroupSettings:
     frame_bytes_max: int
     host_memory_bytes: int
     """Memory of this host: an arena on the host device cannot be larger."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One rank of a group; ``token`` names it in every message after its welcome."""
+
+    identity: bytes
+    """ZeroMQ routing id; a message with this session's token from elsewhere is refused."""
+    token: int
+    lifeline: Lifeline
+    hello: Hello
+    group: "Group"
+    ended: ErrorReply | None = None
+    """What every later message is answered with, once the incarnation is over."""
+    following: bool = False
+    """Whether a follow waits for entries."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Return stage and rank."""
+        return self.hello.stage, self.hello.rank
+
+    @property
+    def sends_operations(self) -> bool:
+        """Return whether the rank's program decides; followers only apply."""
+        return self.hello.mode is not Mode.FOLLOWER
+
+    def describe(self) -> str:
+        """Return stage, rank and process in words."""
+        return f"stage {self.hello.stage} rank {self.hello.rank} (process {self.lifeline.pid})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +196,8 @@ class Group:
                     number=number,
                     ranks=tuple(range(self.tp)),
                     level=self._settings.level,
-                    ring_entries_max=self._settings.ring_entries_max,
-                    lag_entries_max=self._settings.lag_entries_max,
+                    ring_entries_max=self._settings.ring_entry_count_max,
+                    lag_entries_max=self._settings.lag_entry_count_max,
                 )
                 for stage in storage.stages
             ),
@@ -290,6 +319,11 @@ def check_hello(hello: Hello) -> None:
         (not 0 <= hello.stage < hello.pp, f"stage {hello.stage} is outside [0, {hello.pp})"),
         (not 0 <= hello.rank < hello.tp, f"rank {hello.rank} is outside [0, {hello.tp})"),
         (not 0 <= hello.program < 1024, f"program {hello.program} is outside [0, 1024)"),
+        (
+            hello.role is Role.WORKER and hello.mode is not Mode.FOLLOWER,
+            f"role {hello.role.value} sends no operations, mode {hello.mode.value} does; a worker "
+            f"is a {Mode.FOLLOWER.value}",
+        ),
         (hello.declare is None, "declare is missing: say what the model stores"),
         (
             bool(hello.gpu_uuid),
@@ -305,8 +339,17 @@ def check_hello(hello: Hello) -> None:
 def _check_modes(sessions: list[Session]) -> None:
     """Raise ServeError unless every stage is all mirrored, or has one leader and followers."""
     for stage in sorted({session.hello.stage for session in sessions}):
-        modes = [session.hello.mode for session in sessions if session.hello.stage == stage]
+        hellos = [session.hello for session in sessions if session.hello.stage == stage]
+        modes = [hello.mode for hello in hellos]
         if all(mode is Mode.MIRRORED for mode in modes):
+            # Operations are compared within one program: otherwise nothing would be.
+            programs = [hello.program for hello in hellos]
+            if len(set(programs)) != 1:
+                raise ServeError(
+                    f"stage {stage} has programs {', '.join(map(str, programs))}; mirrored ranks "
+                    f"send the operations of one program",
+                    code=ErrorCode.GROUP_MISMATCH,
+                )
             continue
         if modes.count(Mode.LEADER) != 1 or Mode.MIRRORED in modes:
             raise ServeError(

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvd.errors import ServeError, SessionError
-from kvd.serve.group import Group, GroupSettings, check_hello
+from kvd.serve.group import Group, GroupSettings, Session, check_hello
 from kvd.serve.lifeline import Lifeline, LifelineServer
 from kvd.serve.memory import DescriptorKeeper
-from kvd.serve.session import Session
 from kvd_proto.codec import decode_control, encode
 from kvd_proto.control import Descriptors, Header, Hello, MessageKind, Role
 from kvd_proto.errors import ErrorCode, KvdError
