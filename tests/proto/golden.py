@@ -8,7 +8,7 @@ import enum
 import json
 import sys
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 from msgspec.structs import FieldInfo, fields
@@ -63,7 +63,7 @@ def broken(old: Golden, new: Golden) -> list[str]:
 
 def _keeps(new: Any, old: Any) -> bool:
     if isinstance(old, dict) and isinstance(new, dict):
-        return old.items() <= new.items()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return cast("dict[str, Any]", old).items() <= cast("dict[str, Any]", new).items()
     return bool(new == old)
 
 
