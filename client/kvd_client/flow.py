@@ -31,13 +31,23 @@ FIRST_INDEX: Final = ProgramIndex(0)
 Flow: TypeAlias = Generator[Exchange | HostWait, None, None]
 
 
-@dataclass(slots=True)
 class Outstanding:
     """A request that waits for its answer, and what the answer is needed for."""
 
-    kind: MessageKind
-    message: Message
-    calls: list[Call]
-    index_start: ProgramIndex = FIRST_INDEX
-    batch: Batch | None = None
-    failed: Failed | None = None
+    __slots__ = ("batch", "calls", "failed", "index_start", "kind", "message")
+
+    def __init__(
+        self,
+        kind: MessageKind,
+        message: Message,
+        calls: list[Call],
+        index_start: ProgramIndex = FIRST_INDEX,
+        batch: Batch | None = None,
+    ) -> None:
+        self.kind = kind
+        self.message = message
+        self.calls = calls
+        self.index_start = index_start
+        self.batch = batch
+        self.failed: Failed | None = None
+        """The first of its operations that was wrong use, once the answer is applied."""

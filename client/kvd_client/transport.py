@@ -10,7 +10,6 @@ interruption: whether the frames went out and the answer that came.
 import asyncio
 import os
 import socket
-from dataclasses import dataclass
 from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
@@ -51,7 +50,6 @@ class MemoryDescriptor(NamedTuple):
     size_bytes: int
 
 
-@dataclass(slots=True)
 class Message:
     """A request on its way.
 
@@ -59,9 +57,12 @@ class Message:
     lost here; it is then sent again, which the daemon takes for the same request.
     """
 
-    frames: Frames
-    sent: bool = False
-    answer: Frames | None = None
+    __slots__ = ("answer", "frames", "sent")
+
+    def __init__(self, frames: Frames) -> None:
+        self.frames = frames
+        self.sent = False
+        self.answer: Frames | None = None
 
 
 class Transport(Protocol):
