@@ -42,6 +42,7 @@ from kvd_proto.outcomes import NO_COLUMN, AdmitResult, AnyResult, Done, Freed, T
 
 T = TypeVar("T")
 INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
 
 
 class StandingSet(Enum):
@@ -94,6 +95,9 @@ def id_array(ids: Sequence[int] | Int64s) -> Int64s:
         return NONE
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UsageError(f"{ids!r:.120} is not a flat list of 64-bit integers")
+    if array.dtype == np.uint64 and int(array.max()) > INT64_MAX:
+        # As signed numbers they would be other, negative ones.
+        raise UsageError(f"{int(array.max())} is over {INT64_MAX}, the largest 64-bit integer")
     return array.astype(np.int64)
 
 
