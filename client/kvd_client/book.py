@@ -8,15 +8,18 @@ Invariants:
     book.standing_known: every id of the standing set has a row
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from kvd_client.calls import Call, Ids, StandingSet, id_array
 from kvd_client.errors import KvdClientError, ReplyError, UnknownRequestError
 from kvd_client.results import NONE, Columns, Int64s, column
-from kvd_proto.operations import Admit, Free, Standing, Take
+from kvd_proto.operations import Free, Standing
 from kvd_proto.outcomes import AdmitResult, AnyResult, Done, Freed, TakeResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LOOKUPS_MAX: Final = 64
 """Id lists whose rows are remembered; the list is emptied when it is full."""
@@ -35,6 +38,12 @@ class RequestBook:
         # Rows by the bytes of the id list. Whoever binds or frees a row empties it: the same bytes
         # may then mean other rows.
         self._lookups: dict[bytes, Int64s] = {}
+        self._notes: dict[type[AnyResult], Callable[[Call, AnyResult, Columns], None]] = {
+            TakeResult: self._note_take,
+            AdmitResult: self._note_admit,
+            Freed: self._note_freed,
+            Done: self._note_done,
+        }
 
     @property
     def standing(self) -> Int64s:
@@ -73,18 +82,9 @@ class RequestBook:
 
     def note(self, call: Call, result: AnyResult, columns: Columns) -> None:
         """Take in one decided operation; what was refused, skipped or failed changes nothing."""
-        operation = call.operation
-        if isinstance(operation, Take):
-            if isinstance(result, TakeResult):
-                self._note_take(call)
-        elif isinstance(operation, Admit):
-            if isinstance(result, AdmitResult):
-                self._note_admit(call, column(columns, result.rows))
-        elif isinstance(operation, Free):
-            if isinstance(result, Freed):
-                self._note_free(call)
-        elif isinstance(operation, Standing) and isinstance(result, Done):
-            self._note_standing(call)
+        note = self._notes.get(type(result))
+        if note is not None:
+            note(call, result, columns)
 
     def check(self) -> None:
         """Raise KvdClientError naming the first invariant that does not hold."""
@@ -95,13 +95,15 @@ class RequestBook:
             if request not in self._rows:
                 raise KvdClientError(f"book.standing_known: request {request} stands without a row")
 
-    def _note_take(self, call: Call) -> None:
+    def _note_take(self, call: Call, _result: AnyResult, _columns: Columns) -> None:
         rows = self.rows(StandingSet.STANDING if call.ids is None else call.ids)
         starts = self._lengths[rows]
         self._starts[rows] = starts
         self._lengths[rows] = starts + call.tokens
 
-    def _note_admit(self, call: Call, rows: Int64s) -> None:
+    def _note_admit(self, call: Call, result: AnyResult, columns: Columns) -> None:
+        assert isinstance(result, AdmitResult)
+        rows = column(columns, result.rows)
         ids = NONE if call.ids is None else call.ids
         if len(rows) != len(ids):
             raise ReplyError(f"admit of {len(ids)} requests answered with {len(rows)} rows")
@@ -119,7 +121,10 @@ class RequestBook:
         self._lengths[granted] = 0 if isinstance(tokens, int) or not len(tokens) else tokens[fits]
         self._forget_lookups()
 
-    def _note_free(self, call: Call) -> None:
+    def _note_freed(self, call: Call, _result: AnyResult, _columns: Columns) -> None:
+        # An advance gives units back too, but ends nobody.
+        if not isinstance(call.operation, Free):
+            return
         ids = NONE if call.ids is None else call.ids
         rows = self.rows(ids)
         for request in ids.tolist():
@@ -130,7 +135,9 @@ class RequestBook:
         self._standing = self._without(ids)
         self._forget_lookups()
 
-    def _note_standing(self, call: Call) -> None:
+    def _note_done(self, call: Call, _result: AnyResult, _columns: Columns) -> None:
+        if not isinstance(call.operation, Standing):
+            return
         standing = self._without(call.removed)
         self._standing = standing if call.ids is None else np.concatenate((standing, call.ids))
         self._standing_rows = None

@@ -68,8 +68,7 @@ class CheckProcessed(Protocol):
         """Check ``step``, where ``ahead`` such notices are in the batch already."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One operation as this client understands it, beside its encoded bytes.
 
     ``ids`` is None for the standing set; ``removed`` holds the ids that leave it.

@@ -1,26 +1,27 @@
 """What a flow of the session asks its client to do, and the request it does it for."""
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
 
 from kvd_client.calls import Batch, Call
 from kvd_client.transport import Message
 from kvd_proto.control import MessageKind
-from kvd_proto.outcomes import Failed
 from kvd_proto.scalars import ProgramIndex
 
+if TYPE_CHECKING:
+    from kvd_proto.outcomes import Failed
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+
+class Exchange(msgspec.Struct, frozen=True):
     """Send the message unless it is out, and wait for its answer."""
 
     message: Message
     deadline_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostWait:
+class HostWait(msgspec.Struct, frozen=True):
     """Run something that blocks the host; it keeps a deadline of its own."""
 
     wait: Callable[[], None]

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from kvd_client.errors import KvdClientError, UsageError
-from kvd_client.results import Columns, Int32s, Int64s, Ragged, column
+from kvd_client.results import Columns, Int32s, Int64s, Ragged
 from kvd_proto.errors import ErrorCode
 from kvd_proto.memory import Lifetime, StoragePlan
 from kvd_proto.outcomes import NO_COLUMN, Outcome, WriteMap, WriteRows, WriteSlots
@@ -32,6 +32,8 @@ class TableMirror:
         self._places = np.zeros(plan.row_count * plan.row_pages, dtype=np.int32)
         self._slots = np.zeros(plan.row_count, dtype=np.int64)
         self._page_tokens = plan.page_tokens
+        power_of_two = plan.page_tokens.bit_count() == 1
+        self._page_shift = plan.page_tokens.bit_length() - 1 if power_of_two else None
         states = [i for i, band in enumerate(plan.bands) if band.lifetime == Lifetime.STATE]
         self._state_index = states[0] if states else None
         self._iota: Int64s = np.arange(1024, dtype=np.int64)
@@ -39,7 +41,8 @@ class TableMirror:
     def apply(self, outcome: Outcome, columns: Columns) -> None:
         """Carry out the table writes of one entry.
 
-        The applier comes first and refuses a reply with a number out of range, so none is here.
+        The applier comes first and refuses a reply with a column or a number out of range, so
+        nothing is checked again here.
         """
         for segment in outcome.segments:
             for effect in segment:
@@ -48,8 +51,7 @@ class TableMirror:
                 elif isinstance(effect, WriteRows):
                     self._write_rows(effect, columns)
                 elif isinstance(effect, WriteSlots):
-                    rows = column(columns, effect.rows)
-                    self._slots[rows] = column(columns, effect.virtual)
+                    self._slots[columns[effect.rows]] = columns[effect.virtual]
 
     def token_band(self, name: str) -> int:
         """Return the index of a token band; raises UsageError naming the bands there are."""
@@ -73,7 +75,7 @@ class TableMirror:
             iota = self._count_up(int(indptr[-1]))
             tokens = iota + np.repeat(starts - indptr[:-1], counts)
             flat = np.repeat(rows * self._row_pages, counts)
-        pages, offsets = np.divmod(tokens, self._page_tokens)
+        pages, offsets = self._split(tokens)
         physical = self._maps[band_index][self._places[flat + pages]]
         plan = self._plans[band_index]
         if plan.lifetime == Lifetime.FULL and np.count_nonzero(physical) != len(physical):
@@ -83,7 +85,9 @@ class TableMirror:
                 f"{int(flat[lost]) // self._row_pages} has no page in band {plan.name!r}",
                 code=ErrorCode.INVARIANT,
             )
-        return Ragged(physical * self._page_tokens + offsets, indptr.astype(np.int32))
+        physical *= self._page_tokens
+        physical += offsets
+        return Ragged(physical, indptr.astype(np.int32))
 
     def pages(self, rows: Int64s, lengths: Int64s) -> tuple[Int32s, Int64s]:
         """Return the virtual pages of each row's tokens end to end, and where each row's begin."""
@@ -137,13 +141,21 @@ class TableMirror:
         return self._places[row * self._row_pages : (row + 1) * self._row_pages].copy()
 
     def _write_map(self, effect: WriteMap, columns: Columns) -> None:
-        virtual = column(columns, effect.virtual)
         bound = effect.physical != NO_COLUMN
-        self._maps[effect.band][virtual] = column(columns, effect.physical) if bound else SINK
+        physical = columns[effect.physical] if bound else SINK
+        self._maps[effect.band][columns[effect.virtual]] = physical
 
     def _write_rows(self, effect: WriteRows, columns: Columns) -> None:
-        rows, places = column(columns, effect.rows), column(columns, effect.places)
-        self._places[rows * self._row_pages + places] = column(columns, effect.virtual)
+        flat = columns[effect.rows] * self._row_pages
+        flat += columns[effect.places]
+        self._places[flat] = columns[effect.virtual]
+
+    def _split(self, tokens: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the place of each token's page in its row, and its offset in the page."""
+        if self._page_shift is None:
+            return np.divmod(tokens, self._page_tokens)
+        # Dividing 64-bit numbers is the dearest call of a decode step; most page sizes need none.
+        return tokens >> self._page_shift, tokens & (self._page_tokens - 1)
 
     def _count_up(self, count: int) -> Int64s:
         """Return 0, 1, 2, ... from the shared array, which grows to the longest ever asked for."""
