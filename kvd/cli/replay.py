@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,9 +160,14 @@ def replay(context: click.Context, /, **given: Any) -> None:
     spec = _spec(options, selection)
     if not options.as_json:
         _introduce(options, selection)
-    with _daemon_socket(options.socket_path) as socket_path:
+    # Like Ctrl-C: the daemon and the ranks are ended in order, and the folder is removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _own_daemon(options) as daemon:
+        socket_path = options.socket_path if daemon is None else daemon.socket_path
         watch = Watch(Path(f"{socket_path}.stats"), spec.group)
-        outcome = _run(spec, socket_path, watch, as_json=options.as_json)
+        outcome = _run(spec, f"ipc://{socket_path}", watch, as_json=options.as_json)
+        if outcome.problems and daemon is not None:
+            click.echo(f"the daemon's last words:\n{daemon.complaints()}", err=True)
     report = ReplayReport(
         selection=selection,
         outcome=outcome,
@@ -240,13 +246,16 @@ def _corruption(options: Options, selection: Selection) -> Corruption | None:
 
 
 @contextmanager
-def _daemon_socket(given: Path | None) -> Generator[Path, None, None]:
-    """Give the socket of a running daemon, or of one that lives as long as the context."""
-    if given is not None:
-        yield given
+def _own_daemon(options: Options) -> Generator[LocalDaemon | None, None, None]:
+    """Give a daemon that lives as long as the context, or none if a running one is named."""
+    if options.socket_path is not None:
+        yield None
         return
     with LocalDaemon() as daemon:
-        yield daemon.socket_path
+        if not options.as_json:
+            socket_path = daemon.socket_path
+            click.echo(f"daemon: process {daemon.pid} and its holder, --socket {socket_path}\n")
+        yield daemon
     if daemon.returncode != 0:
         raise ServeError(
             f"the daemon did not stop cleanly: {ending_of(daemon.returncode)}; "
@@ -254,16 +263,14 @@ def _daemon_socket(given: Path | None) -> Generator[Path, None, None]:
         )
 
 
-def _run(spec: ReplaySpec, socket_path: Path, watch: Watch, *, as_json: bool) -> ReplayOutcome:
+def _run(spec: ReplaySpec, address: str, watch: Watch, *, as_json: bool) -> ReplayOutcome:
     with _shown_progress(len(spec.requests), as_json=as_json) as show:
 
         def observe(progress: RankProgress) -> None:
             show(progress)
             watch.look()
 
-        return run_replay(
-            spec, address=f"ipc://{socket_path}", observe=observe, on_end=watch.settle
-        )
+        return run_replay(spec, address=address, observe=observe, on_end=watch.settle)
 
 
 # ---- printing -------------------------------------------------------------------------------
@@ -282,7 +289,6 @@ def _introduce(options: Options, selection: Selection) -> None:
             "checks every byte\nbefore a page is freed. The memory does not hold all requests, so "
             "they wait for one another."
         )
-    click.echo()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from time import monotonic, sleep
 from typing import Final
 
 from kvd.cli.query import StageStatistics, fetch_statistics, read_statistics
+from kvd.errors import ServeError
 
 LOOK_INTERVAL_S: Final = 0.5
 """How often the arena is looked at, so that its fullest moment can be shown."""
@@ -24,16 +25,25 @@ class Watch:
         self.left_units: dict[str, int] | None = None
 
     def look(self) -> None:
-        """Take a look, unless the last one was a moment ago; raises ServeError without a daemon."""
+        """Take a look, unless the last one was a moment ago.
+
+        A daemon that does not answer is not reported here: the ranks will say what happened.
+        """
         if monotonic() - self._looked_s < LOOK_INTERVAL_S:
             return
         self._looked_s = monotonic()
-        stage = self._stage()
+        try:
+            stage = self._stage()
+        except ServeError:
+            return
         if stage is not None and _live_bytes(stage) > _live_bytes(self.fullest):
             self.fullest = stage
 
     def settle(self) -> None:
-        """Note what is live after the last request; a late document is given time to catch up."""
+        """Note what is live after the last request; a late document is given time to catch up.
+
+        Raises ServeError if no daemon answers.
+        """
         deadline_s = monotonic() + DRAIN_WAIT_S
         while True:
             stage = self._stage()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -85,12 +85,18 @@ def wait_for(condition: Any, what: str) -> None:
         threading.Event().wait(LOOK_INTERVAL_S)
 
 
+class Running(NamedTuple):
+    process: "subprocess.Popen[str]"
+    socket_path: Path
+
+
 @contextmanager
-def running_replay(*arguments: str) -> "Generator[subprocess.Popen[str], None, None]":
+def running_replay(*arguments: str) -> Generator[Running, None, None]:
     """Start a long replay and give it once its ranks are attached and at work."""
     with LocalDaemon() as daemon:
 
         def is_busy() -> bool:
+            assert process.poll() is None, process.communicate()
             groups = read_statistics(fetch_statistics(daemon.stats_path)).groups
             return any(stage.position > 100 for group in groups for stage in group.stages)
 
@@ -103,7 +109,7 @@ def running_replay(*arguments: str) -> "Generator[subprocess.Popen[str], None, N
         with process:
             try:
                 wait_for(is_busy, "ranks are at work")
-                yield process
+                yield Running(process, daemon.socket_path)
             finally:
                 process.kill()
 
@@ -223,7 +229,7 @@ def test_a_replay_that_cannot_attach_says_why_in_one_line(
 
 
 def test_a_killed_rank_fails_the_replay_and_leaves_no_process_behind() -> None:
-    with running_replay("--budget", "128MiB") as process:
+    with running_replay("--budget", "128MiB") as (process, _):
         ranks = ranks_of(process)
         os.kill(ranks[1], signal.SIGKILL)
         output, complaints = process.communicate(timeout=RUN_WAIT_S)
@@ -234,15 +240,29 @@ def test_a_killed_rank_fails_the_replay_and_leaves_no_process_behind() -> None:
         assert all(command_line(pid) == "" for pid in ranks)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_rank_outlives_the_replay(number: signal.Signals) -> None:
-    with running_replay("--budget", "128MiB") as process:
+    with running_replay("--budget", "128MiB") as (process, _):
         ranks = ranks_of(process)
         assert len(ranks) == 2
         process.send_signal(number)
         process.wait(WAIT_S)
 
         wait_for(lambda: all(command_line(pid) == "" for pid in ranks), "ranks are gone")
+
+
+def test_stats_and_map_show_a_replay_at_work() -> None:
+    with running_replay("--budget", "128MiB") as (process, socket_path):
+        stats, drawn = (
+            subprocess.check_output((*KVD, command, "--socket", str(socket_path)), text=True)
+            for command in ("stats", "map")
+        )
+
+    for text in (f"group replay-{process.pid}", "TP 2", "grow_down", "mirrored", "batches"):
+        assert text in stats
+    bar = drawn.splitlines()[1]
+    assert bar.startswith("#")
+    assert {"W", "F"} <= set(bar)
 
 
 def test_a_daemon_of_its_own_leaves_neither_processes_nor_files_behind(tmp_path: Path) -> None:
