@@ -158,10 +158,14 @@ class Incarnation:
         return fact if isinstance(fact, RankFailed) else None
 
     def submit_end(self, cause: str) -> None:
-        """End the incarnation at the next gate: behind the next step notices, or now if idle."""
-        self._own.append(IncarnationEnd(cause))
-        if all(program.idle for program in self._programs.values()):
-            self._pass_gate()
+        """End the incarnation at the next gate: behind the next step notices, or now if idle.
+
+        An incarnation ends once: the first cause is the one that the log shows.
+        """
+        if self.ended is None and not self._own:
+            self._own.append(IncarnationEnd(cause))
+            if all(program.idle for program in self._programs.values()):
+                self._pass_gate()
 
     def end(self, cause: str) -> None:
         """End the incarnation at once: nothing is decided any more, so no gate is needed."""
@@ -178,7 +182,6 @@ class Incarnation:
         first_index = state.next_index
         state.idle = False
         wrong = False
-        decide = self.engine.decide
         for index, operation in enumerate(operations, first_index):
             if self._own and not isinstance(operation, (Launch, Processed)):
                 self._pass_gate()
@@ -186,7 +189,7 @@ class Incarnation:
                 outcome = NOT_RUN
             else:
                 try:
-                    outcome = decide(program, operation)
+                    outcome = self._decide(program, operation)
                 except OperationError as error:
                     wrong = True
                     outcome = Outcome(Failed(error.code.value, error.message))
@@ -200,6 +203,15 @@ class Incarnation:
         state.batches.append(record)
         return record
 
+    def _decide(self, program: int, operation: Operation) -> Outcome:
+        if isinstance(operation, Launch) and operation.position > self.log.end_position:
+            raise OperationError(
+                f"step.order: step {operation.step} launched behind position "
+                f"{operation.position}, the log ends at {self.log.end_position}",
+                code=ErrorCode.STEP_ORDER,
+            )
+        return self.engine.decide(program, operation)
+
     def _compare_batch(
         self, state: Program, *, program: int, rank: int, index: int, body: bytes
     ) -> BatchRecord:
@@ -212,7 +224,8 @@ class Incarnation:
                 f"still kept starts; the program continues at {state.next_index}",
                 code=ErrorCode.BAD_INDEX,
             )
-        if body != record.body:
+        # Operations are compared, not messages: their array may have been written in another way.
+        if body != record.body and not _same_operations(body, record.body):
             raise self._divergence(record, program=program, rank=rank, body=body)
         return record
 
@@ -265,6 +278,11 @@ class Incarnation:
             while len(batches) > 1 and batches[0].end_position <= slowest:
                 batches.popleft()
         self.log.trim(slowest)
+
+
+def _same_operations(body: bytes, decided: bytes) -> bool:
+    """Return whether two batches hold the same operations, byte by byte; raises FrameError."""
+    return [bytes(raw) for raw in split_batch(body)] == [bytes(raw) for raw in split_batch(decided)]
 
 
 def _check_batch(operations: list[Operation]) -> None:
