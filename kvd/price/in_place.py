@@ -7,8 +7,7 @@ far up each band may end, and one pass from below takes the side it prefers unle
 bound. What comes out is the first layout a search through all combinations would find.
 """
 
-from kvd.price.geometry import BandKind
-from kvd.price.need import Need, end_span, last_start, meets, nearest_start
+from kvd.price.need import FLOAT, GROW_UP, Need, end_span, last_start, meets, nearest_start
 from kvd.price.search import Span, Spans
 
 _NO_BOUND = -1
@@ -21,9 +20,9 @@ def in_place(
     spans: list[Span] = [(need.now_start_index, need.now_end_index) for need in needs]
     ground_bytes, ceiling_bytes = sink_bytes, arena_bytes
     for index, need in enumerate(needs):
-        if need.kind is BandKind.FLOAT:
+        if need.kind is FLOAT:
             continue
-        is_low = need.kind is BandKind.GROW_UP
+        is_low = need.kind is GROW_UP
         span = end_span(need, in_present=not (flush_low if is_low else flush_high))
         if span is None:
             return None
@@ -51,7 +50,7 @@ def _bounds(needs: list[Need], ground_bytes: int, ceiling_bytes: int) -> list[in
     for index in range(len(needs) - 1, -1, -1):
         need = needs[index]
         start, end, unit_bytes = need.now_start_index, need.now_end_index, need.unit_bytes
-        if need.kind is not BandKind.FLOAT or (start == end and not need.width_units):
+        if need.kind is not FLOAT or (start == end and not need.width_units):
             continue
         bounds_bytes[index] = ceiling_bytes
         if start == end:

@@ -13,6 +13,8 @@ from kvd.price.geometry import BandKind
 from kvd.price.search import Spans, Units
 from kvd.price.snapshot import ChainSnapshot, Tier
 
+_FLOAT = BandKind.FLOAT
+
 
 class Step(StrEnum):
     """How much a layout may rearrange, least first."""
@@ -46,8 +48,7 @@ def layout_of(snapshot: ChainSnapshot, step: Step, tier: Tier, spans: Spans) -> 
     for index, (band, (start, end)) in enumerate(zip(snapshot.bands, spans, strict=True)):
         given_up = start > band.start_index or end < band.end_index
         if given_up and band.start_index < band.end_index:
-            is_float = band.geometry.kind is BandKind.FLOAT
-            (relocated if is_float else flushed).append(index)
+            (relocated if band.geometry.kind is _FLOAT else flushed).append(index)
     return Layout(step, tier, spans, tuple(flushed), tuple(relocated), snapshot.epoch_count)
 
 

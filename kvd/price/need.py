@@ -1,7 +1,8 @@
 """One band's need of a place, and the first, last and nearest place that meets it.
 
-Rounding is spelled out here (``-(-a // b)`` rounds up): these lines run several times for every
-capacity question.
+These lines run several times for every capacity question. That is why rounding is spelled out
+(``-(-a // b)`` rounds up), and why members of enumerations have names of their own: looking one up
+on its class costs more than all arithmetic of a band.
 """
 
 from typing import NamedTuple
@@ -9,6 +10,9 @@ from typing import NamedTuple
 from kvd.price.geometry import BandKind
 from kvd.price.search import Span, Units
 from kvd.price.snapshot import BandSnapshot, ChainSnapshot, Interval, Tier
+
+FLOAT, GROW_UP = BandKind.FLOAT, BandKind.GROW_UP
+STREAM = Tier.STREAM
 
 
 class Need(NamedTuple):
@@ -36,44 +40,41 @@ class Need(NamedTuple):
 
 def needs_of(snapshot: ChainSnapshot, demand_units: Units, tier: Tier) -> list[Need]:
     """Return every band's need, low to high."""
-    blocked = snapshot.blocked if tier is Tier.STREAM else snapshot.quarantined
-    return [
-        _need(band, demand, tier, blocked)
-        for band, demand in zip(snapshot.bands, demand_units, strict=True)
-    ]
+    is_stream = tier is STREAM
+    blocked = snapshot.blocked if is_stream else snapshot.quarantined
+    needs: list[Need] = []
+    for band, demand in zip(snapshot.bands, demand_units, strict=True):
+        geometry, start, end, live, holes, promised, pending, forward, network, *_ = band
+        assert end - start == live + holes + pending + forward + network
+        width = live + promised + demand
+        if network and width and is_stream:
+            width += network
+        keep = _keep(band) if is_stream else band.hard_fixed
+        if live and not band.movable:
+            keep = (start, end)
+        needs.append(
+            Need(
+                geometry.kind,
+                geometry.unit_bytes,
+                geometry.unit_index_min,
+                geometry.unit_index_end_count,
+                width,
+                geometry.unit_index_end_count if keep is None else keep[0],
+                0 if keep is None else keep[1],
+                start,
+                end,
+                foreign_bytes(band, blocked) if blocked else (),
+            )
+        )
+    return needs
 
 
-def _need(band: BandSnapshot, demand_units: int, tier: Tier, blocked: tuple[Interval, ...]) -> Need:
-    geometry = band.geometry
-    assert band.end_index - band.start_index == (
-        band.live_units
-        + band.hole_units
-        + band.pending_units
-        + band.vacated_forward_units
-        + band.vacated_network_units
-    )
-    width = band.live_units + band.promised_units + demand_units
-    if width and tier is Tier.STREAM:
-        width += band.vacated_network_units
-    keep = band.hard_fixed
-    if tier is Tier.STREAM and band.soft_fixed is not None:
-        soft = band.soft_fixed
-        keep = soft if keep is None else (min(keep[0], soft[0]), max(keep[1], soft[1]))
-    if not band.movable and band.live_units:
-        keep = (band.start_index, band.end_index)
-    keep_start, keep_end = (geometry.unit_index_end_count, 0) if keep is None else keep
-    return Need(
-        geometry.kind,
-        geometry.unit_bytes,
-        geometry.unit_index_min,
-        geometry.unit_index_end_count,
-        width,
-        keep_start,
-        keep_end,
-        band.start_index,
-        band.end_index,
-        foreign_bytes(band, blocked) if blocked else (),
-    )
+def _keep(band: BandSnapshot) -> Span | None:
+    """Return the extent of all units that stay while transfers run."""
+    hard, soft = band.hard_fixed, band.soft_fixed
+    if hard is None or soft is None:
+        return hard or soft
+    return min(hard[0], soft[0]), max(hard[1], soft[1])
 
 
 def foreign_bytes(band: BandSnapshot, blocked: tuple[Interval, ...]) -> tuple[Interval, ...]:
@@ -106,7 +107,7 @@ def end_span(need: Need, *, in_present: bool) -> Span | None:
     With ``in_present`` the span contains the present one, so nothing moves. Without, it holds the
     units and what is fixed and no more; every unit outside has a free one inside to move to.
     """
-    if need.kind is BandKind.GROW_UP:
+    if need.kind is GROW_UP:
         start = need.unit_index_min
         end = max(start + need.width_units, need.keep_end_index)
         if in_present:
@@ -121,6 +122,25 @@ def end_span(need: Need, *, in_present: bool) -> Span | None:
     if need.foreign and meets(need.foreign, start * need.unit_bytes, end * need.unit_bytes):
         return None
     return start, end
+
+
+def flushes(needs: list[Need]) -> list[tuple[bool, bool]]:
+    """Return which ends a step may flush, (low, high), least work first; only those that shrink.
+
+    The low end comes first, for no better reason than that every rank must flush the same one.
+    """
+    low = needs[0].kind is GROW_UP and _shrinks(needs[0])
+    high = needs[-1].kind is not FLOAT and needs[-1].kind is not GROW_UP and _shrinks(needs[-1])
+    choices = [(True, False)] if low else []
+    if high:
+        choices.append((False, True))
+        if low:
+            choices.append((True, True))
+    return choices
+
+
+def _shrinks(need: Need) -> bool:
+    return end_span(need, in_present=False) != end_span(need, in_present=True)
 
 
 def first_start(need: Need, ground_bytes: int) -> int | None:

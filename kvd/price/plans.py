@@ -6,13 +6,13 @@ carries out the layout it was given, so a yes is a take that succeeds.
 
 from kvd.price.in_place import in_place
 from kvd.price.layout import Layout, Step, layout_of
-from kvd.price.need import Need, needs_of
+from kvd.price.need import Need, flushes, needs_of
 from kvd.price.relayout import packs, relayout
 from kvd.price.search import Spans, Units
 from kvd.price.snapshot import ChainSnapshot, Tier, within_ids
 
-_FLUSHES = ((True, False), (False, True), (True, True))
-"""(low end, high end), least work first; the low end first, so that all ranks flush the same."""
+_NO_MOVE, _FLUSH_ENDS, _RELAYOUT = Step
+_STREAM, _TRANSFERS = Tier
 
 
 def feasible(snapshot: ChainSnapshot, demand_units: Units) -> bool:
@@ -22,7 +22,7 @@ def feasible(snapshot: ChainSnapshot, demand_units: Units) -> bool:
     """
     if not within_ids(snapshot, demand_units):
         return False
-    needs = needs_of(snapshot, demand_units, Tier.TRANSFERS)
+    needs = needs_of(snapshot, demand_units, _TRANSFERS)
     return packs(needs, snapshot.sink_bytes, snapshot.arena_bytes)
 
 
@@ -31,37 +31,52 @@ def first_plan(snapshot: ChainSnapshot, demand_units: Units) -> Layout | None:
 
     None exactly where ``feasible`` says no.
     """
-    layout = plan(snapshot, demand_units, Step.NO_MOVE, Tier.STREAM)
-    if layout is not None:
-        return layout
-    if not feasible(snapshot, demand_units):
+    if not within_ids(snapshot, demand_units):
         return None
-    for tier in Tier:
-        for step in Step:
-            layout = plan(snapshot, demand_units, step, tier)
-            if layout is not None:
-                return layout
-    raise AssertionError("a feasible demand has a layout")
+    if _fits_spans(snapshot, demand_units, _STREAM):
+        return _as_it_is(snapshot, _STREAM)
+    needs = needs_of(snapshot, demand_units, _STREAM)
+    spans = _search(needs, snapshot, _NO_MOVE)
+    if spans is not None:
+        return layout_of(snapshot, _NO_MOVE, _STREAM, spans)
+    needs_later = needs_of(snapshot, demand_units, _TRANSFERS)
+    if not packs(needs_later, snapshot.sink_bytes, snapshot.arena_bytes):
+        return None
+    for step in (_FLUSH_ENDS, _RELAYOUT):
+        spans = _search(needs, snapshot, step)
+        if spans is not None:
+            return layout_of(snapshot, step, _STREAM, spans)
+    for step in (_NO_MOVE, _FLUSH_ENDS, _RELAYOUT):
+        spans = _search(needs_later, snapshot, step)
+        if spans is not None:
+            return layout_of(snapshot, step, _TRANSFERS, spans)
+    raise AssertionError("a demand that packs has a layout")
 
 
 def plan(snapshot: ChainSnapshot, demand_units: Units, step: Step, tier: Tier) -> Layout | None:
-    """Return a layout that serves the demand beyond all promises with this step, or None."""
-    assert len(demand_units) == len(snapshot.bands)
+    """Return a layout that serves the demand beyond all promises with this step, or None.
+
+    What a step can serve, the steps after it can, and what STREAM can serve, TRANSFERS can.
+    """
     if not within_ids(snapshot, demand_units):
         return None
-    if step is Step.NO_MOVE and _fits_spans(snapshot, demand_units, tier):
-        spans: Spans | None = tuple([(band.start_index, band.end_index) for band in snapshot.bands])
-    else:
-        needs = needs_of(snapshot, demand_units, tier)
-        spans = _search(needs, snapshot, step)
+    if step is _NO_MOVE and _fits_spans(snapshot, demand_units, tier):
+        return _as_it_is(snapshot, tier)
+    spans = _search(needs_of(snapshot, demand_units, tier), snapshot, step)
     return None if spans is None else layout_of(snapshot, step, tier, spans)
+
+
+def _as_it_is(snapshot: ChainSnapshot, tier: Tier) -> Layout:
+    """Return the layout in which every band keeps its present span."""
+    spans = tuple([(band.start_index, band.end_index) for band in snapshot.bands])
+    return Layout(_NO_MOVE, tier, spans, (), (), snapshot.epoch_count)
 
 
 def _fits_spans(snapshot: ChainSnapshot, demand_units: Units, tier: Tier) -> bool:
     """Return whether every band has room inside its span."""
     for band, demand in zip(snapshot.bands, demand_units, strict=True):
         room = band.hole_units + band.pending_units + band.vacated_forward_units
-        if tier is Tier.TRANSFERS:
+        if tier is _TRANSFERS:
             room += band.vacated_network_units
         if band.promised_units + demand > room:
             return False
@@ -70,11 +85,11 @@ def _fits_spans(snapshot: ChainSnapshot, demand_units: Units, tier: Tier) -> boo
 
 def _search(needs: list[Need], snapshot: ChainSnapshot, step: Step) -> Spans | None:
     sink_bytes, arena_bytes = snapshot.sink_bytes, snapshot.arena_bytes
-    if step is Step.RELAYOUT:
+    if step is _RELAYOUT:
         return relayout(needs, sink_bytes, arena_bytes)
-    if step is Step.NO_MOVE:
-        return in_place(needs, sink_bytes, arena_bytes, flush_low=False, flush_high=False)
-    for flush_low, flush_high in _FLUSHES:
+    no_flush = (False, False)
+    choices = [no_flush] if step is _NO_MOVE else flushes(needs) or [no_flush]
+    for flush_low, flush_high in choices:
         spans = in_place(needs, sink_bytes, arena_bytes, flush_low=flush_low, flush_high=flush_high)
         if spans is not None:
             return spans

@@ -6,8 +6,7 @@ helps the bands below it less. A second pass from below then moves every float n
 has to.
 """
 
-from kvd.price.geometry import BandKind
-from kvd.price.need import Need, end_span, last_start, meets, nearest_start
+from kvd.price.need import FLOAT, GROW_UP, Need, end_span, flushes, last_start, meets, nearest_start
 from kvd.price.search import Span, Spans
 
 
@@ -19,18 +18,31 @@ def packs(needs: list[Need], sink_bytes: int, arena_bytes: int) -> bool:
 
 def relayout(needs: list[Need], sink_bytes: int, arena_bytes: int) -> Spans | None:
     """Return spans that meet all needs, or None; ends are flushed only where that is needed."""
-    if not packs(needs, sink_bytes, arena_bytes):
-        return None
-    for flush_low, flush_high in ((False, False), (True, False), (False, True), (True, True)):
-        ends = _ends(needs, sink_bytes, arena_bytes, flush_low=flush_low, flush_high=flush_high)
-        if ends is None:
-            continue
-        spans, ground_bytes, ceiling_bytes = ends
-        latest = _latest(needs, ground_bytes, ceiling_bytes)
-        if latest is not None:
-            _place(needs, spans, latest, ground_bytes)
-            return tuple(spans)
+    spans = _between_ends(needs, sink_bytes, arena_bytes, flush_low=False, flush_high=False)
+    if spans is not None or not packs(needs, sink_bytes, arena_bytes):
+        return spans
+    for flush_low, flush_high in flushes(needs):
+        spans = _between_ends(
+            needs, sink_bytes, arena_bytes, flush_low=flush_low, flush_high=flush_high
+        )
+        if spans is not None:
+            return spans
     raise AssertionError("needs pack only when nothing is compacted")
+
+
+def _between_ends(
+    needs: list[Need], sink_bytes: int, arena_bytes: int, *, flush_low: bool, flush_high: bool
+) -> Spans | None:
+    """Return spans with the ends where they are or flushed, or None."""
+    ends = _ends(needs, sink_bytes, arena_bytes, flush_low=flush_low, flush_high=flush_high)
+    if ends is None:
+        return None
+    spans, ground_bytes, ceiling_bytes = ends
+    latest = _latest(needs, ground_bytes, ceiling_bytes)
+    if latest is None:
+        return None
+    _place(needs, spans, latest, ground_bytes)
+    return tuple(spans)
 
 
 def _ends(
@@ -40,10 +52,10 @@ def _ends(
     spans: list[Span] = []
     ground_bytes, ceiling_bytes = sink_bytes, arena_bytes
     for need in needs:
-        if need.kind is BandKind.FLOAT:
+        if need.kind is FLOAT:
             spans.append((need.now_start_index, need.now_start_index))
             continue
-        is_low = need.kind is BandKind.GROW_UP
+        is_low = need.kind is GROW_UP
         span = end_span(need, in_present=not (flush_low if is_low else flush_high))
         if span is None:
             return None
@@ -65,7 +77,7 @@ def _latest(
     latest: list[tuple[int, int, int]] = []
     for index in range(len(needs) - 1, -1, -1):
         need = needs[index]
-        if need.kind is not BandKind.FLOAT or not need.width_units:
+        if need.kind is not FLOAT or not need.width_units:
             continue
         start = last_start(need, ceiling_bytes, need.unit_index_end_count)
         if start is None:

@@ -1,0 +1,143 @@
+"""Why no layout serves a demand: what is short, by how much, and what stands in the way.
+
+The numbers explain, they decide nothing: freeing exactly the bytes named here may not be enough,
+because what comes free lies on another grid than what is asked.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from kvd.price.need import FLOAT, GROW_UP, Need, first_start, needs_of
+from kvd.price.plans import feasible
+from kvd.price.search import Units
+from kvd.price.snapshot import ChainSnapshot, Tier
+from kvd.units import ceil_div
+
+_NO_INDEX = 1 << 62
+"""Behind the end of every grid."""
+
+
+class ObstacleKind(StrEnum):
+    """What keeps a demand out."""
+
+    IDS = "ids"
+    """No free virtual ids, whatever the bytes."""
+    INDEX_ROOM = "index_room"
+    """The band could not hold that many units if it had the arena alone."""
+    BYTES = "bytes"
+    """Live, promised and asked units are more bytes than there are."""
+    PADDING = "padding"
+    """The bytes add up, but bands with different units cannot share the last of them."""
+    FIXED = "fixed"
+    """Units that never move stand in the way."""
+    BLOCKED = "blocked"
+    """Bytes of a transfer that is not known to end stand in the way."""
+
+
+class Obstacle(NamedTuple):
+    """What is short and why."""
+
+    kind: ObstacleKind
+    band_index: int
+    """The band that is short: of those that lack room, the one that lacks most bytes."""
+    units_short_units: int
+    bytes_short_bytes: int
+    """0 for ids, which cost no bytes."""
+    obstacle_index: int
+    """The band at which packing from below ends; for FIXED, the one whose fixed units stop it."""
+
+
+def why_not(snapshot: ChainSnapshot, demand_units: Units) -> Obstacle | None:
+    """Return why no layout serves the demand, transfers ended; None if one does."""
+    if feasible(snapshot, demand_units):
+        return None
+    bands = snapshot.bands
+    for index, (band, demand) in enumerate(zip(bands, demand_units, strict=True)):
+        room = band.id_room_count
+        if room is not None and demand and band.promised_units + demand > room:
+            short = band.promised_units + demand - room
+            return Obstacle(ObstacleKind.IDS, index, short, 0, index)
+    needs = needs_of(snapshot, demand_units, Tier.TRANSFERS)
+    for index, need in enumerate(needs):
+        short = need.width_units - need.unit_index_end_count + need.unit_index_min
+        if short > 0:
+            short_bytes = short * need.unit_bytes
+            return Obstacle(ObstacleKind.INDEX_ROOM, index, short, short_bytes, index)
+    return _of_bytes(snapshot, needs)
+
+
+def _of_bytes(snapshot: ChainSnapshot, needs: list[Need]) -> Obstacle:
+    asked_bytes = sum(need.width_units * need.unit_bytes for need in needs)
+    short_bytes = asked_bytes - (snapshot.arena_bytes - snapshot.sink_bytes)
+    stop_index, overlap_bytes = _stop(needs, snapshot.sink_bytes)
+    kind = ObstacleKind.BYTES
+    if short_bytes <= 0:
+        short_bytes, kind = overlap_bytes, _kind(needs, snapshot.sink_bytes)
+    index = max(range(len(needs)), key=lambda place: _lacking_bytes(needs[place]))
+    units = ceil_div(short_bytes, needs[index].unit_bytes)
+    return Obstacle(kind, index, units, short_bytes, stop_index)
+
+
+def _lacking_bytes(need: Need) -> int:
+    span = need.now_end_index - need.now_start_index
+    return max(0, need.width_units - span) * need.unit_bytes
+
+
+def _kind(needs: list[Need], sink_bytes: int) -> ObstacleKind:
+    """Return whose removal would let the demand in, if anything's would."""
+    loose = [
+        need._replace(keep_start_index=need.unit_index_end_count, keep_end_index=0)
+        for need in needs
+    ]
+    clear = [need._replace(foreign=()) for need in needs]
+    if not _stop(loose, sink_bytes)[1]:
+        return ObstacleKind.FIXED
+    if not _stop(clear, sink_bytes)[1]:
+        return ObstacleKind.BLOCKED
+    nothing = [need._replace(foreign=()) for need in loose]
+    return ObstacleKind.PADDING if _stop(nothing, sink_bytes)[1] else ObstacleKind.FIXED
+
+
+def _stop(needs: list[Need], sink_bytes: int) -> tuple[int, int]:
+    """Pack from below; return the band that has no place and how many bytes it lies too high.
+
+    (last band, 0) if all have one.
+    """
+    cursor_bytes = sink_bytes
+    for index, need in enumerate(needs):
+        if need.kind is FLOAT and not need.width_units:
+            continue
+        start, end, overlap_units = _placed(need, cursor_bytes)
+        low_bytes, high_bytes = start * need.unit_bytes, end * need.unit_bytes
+        overlap_bytes = max(cursor_bytes - low_bytes, overlap_units * need.unit_bytes)
+        if need.kind is not FLOAT:
+            met = [
+                piece for piece in need.foreign if piece[0] < high_bytes and piece[1] > low_bytes
+            ]
+            if met and need.kind is GROW_UP:
+                overlap_bytes = max(overlap_bytes, high_bytes - met[0][0])
+            elif met:
+                overlap_bytes = max(overlap_bytes, met[-1][1] - low_bytes)
+        if overlap_bytes > 0:
+            return index, overlap_bytes
+        cursor_bytes = high_bytes
+    return len(needs) - 1, 0
+
+
+def _placed(need: Need, ground_bytes: int) -> tuple[int, int, int]:
+    """Return the lowest span above the ground, and how many units it lies too high.
+
+    A grow-down end has but one place, which may begin below the ground.
+    """
+    end_count, width = need.unit_index_end_count, need.width_units
+    if need.kind is GROW_UP:
+        end = max(need.unit_index_min + width, need.keep_end_index)
+        return need.unit_index_min, end, end - end_count
+    if need.kind is not FLOAT:
+        return min(end_count - width, need.keep_start_index), end_count, 0
+    start = first_start(
+        need._replace(keep_start_index=_NO_INDEX, unit_index_end_count=_NO_INDEX), ground_bytes
+    )
+    assert start is not None
+    end = max(start + width, need.keep_end_index)
+    return start, end, max(end - end_count, start - need.keep_start_index)
