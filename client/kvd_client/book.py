@@ -95,11 +95,19 @@ class RequestBook:
             if request not in self._rows:
                 raise KvdClientError(f"book.standing_known: request {request} stands without a row")
 
-    def _note_take(self, call: Call, _result: AnyResult, _columns: Columns) -> None:
+    def _note_take(self, call: Call, result: AnyResult, columns: Columns) -> None:
+        assert isinstance(result, TakeResult)
+        retracted = column(columns, result.retracted)
         rows = self.rows(StandingSet.STANDING if call.ids is None else call.ids)
+        tokens = call.tokens
+        if len(retracted):
+            staying = ~np.isin(rows, retracted)
+            rows = rows[staying]
+            tokens = tokens if isinstance(tokens, int) else tokens[staying]
+            self._end(self._ids[retracted])
         starts = self._lengths[rows]
         self._starts[rows] = starts
-        self._lengths[rows] = starts + call.tokens
+        self._lengths[rows] = starts + tokens
 
     def _note_admit(self, call: Call, result: AnyResult, columns: Columns) -> None:
         assert isinstance(result, AdmitResult)
@@ -118,14 +126,19 @@ class RequestBook:
             self._ids[row] = request
         self._starts[granted] = 0
         tokens = call.tokens
-        self._lengths[granted] = 0 if isinstance(tokens, int) or not len(tokens) else tokens[fits]
+        if isinstance(tokens, int) or not len(tokens):
+            self._lengths[granted] = 0
+        else:
+            chunks = column(columns, result.chunk_tokens)
+            self._lengths[granted] = np.minimum(tokens[fits], chunks[fits])
         self._forget_lookups()
 
     def _note_freed(self, call: Call, _result: AnyResult, _columns: Columns) -> None:
         # An advance gives units back too, but ends nobody.
-        if not isinstance(call.operation, Free):
-            return
-        ids = NONE if call.ids is None else call.ids
+        if isinstance(call.operation, Free):
+            self._end(NONE if call.ids is None else call.ids)
+
+    def _end(self, ids: Int64s) -> None:
         rows = self.rows(ids)
         for request in ids.tolist():
             del self._rows[request]

@@ -4,8 +4,9 @@ Both clients are thin shells over this module and `kvd_client.session`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -71,7 +72,8 @@ class CheckProcessed(Protocol):
 class Call(msgspec.Struct, frozen=True):
     """One operation as this client understands it, beside its encoded bytes.
 
-    ``ids`` is None for the standing set; ``removed`` holds the ids that leave it.
+    ``ids`` is None for the standing set; ``removed`` holds the ids that leave it, or a take's
+    victims.
     """
 
     operation: Operation
@@ -197,9 +199,16 @@ class Batch:
         )
         return self._add(operation, handle, ids=array, tokens=counts)
 
-    def take(self, ids: Ids, tokens: Tokens = 1) -> Handle[Taken]:
-        """Grow requests by tokens, all or nothing; the pages granted are ready to be written."""
-        handle = Handle("take", self._read_taken)
+    def take(
+        self, ids: Ids, tokens: Tokens = 1, *, victims: Sequence[int] | Int64s = ()
+    ) -> Handle[Taken]:
+        """Grow requests by tokens, all or nothing; the pages granted are ready to be written.
+
+        Where there is no room, ``victims`` are retracted in the order given until there is. A
+        retracted request has ended and takes nothing; it may be admitted again under its id.
+        """
+        leaving = id_array(victims)
+        handle = Handle("take", partial(self._read_taken, leaving))
         array, counts, each = self._growth(ids, tokens, "take")
         if array is not None and not len(array):
             return self._empty(handle, TakeResult())
@@ -207,8 +216,9 @@ class Batch:
             requests=b"" if array is None else array.tobytes(),
             tokens=counts if isinstance(counts, int) else 1,
             tokens_each=each,
+            victims=leaving.tobytes(),
         )
-        return self._add(operation, handle, ids=array, tokens=counts)
+        return self._add(operation, handle, ids=array, tokens=counts, removed=leaving)
 
     def admit(
         self,
@@ -218,15 +228,19 @@ class Batch:
         new_tokens_max: Sequence[int] | Int64s,
         take_tokens: Sequence[int] | Int64s | None = None,
         chunk_tokens: int = 0,
+        reserve_batches: int = 0,
+        growth_permille: int = 0,
     ) -> Handle[Admitted]:
         """Introduce requests and ask for their whole demand, in the order given.
 
-        ``take_tokens`` names the chunk each gets at once if it fits.
+        ``take_tokens`` names the chunk each gets at once if it fits. What is promised is held back
+        for ``reserve_batches`` batches, 0: until the request is freed; ``growth_permille`` of what
+        requests with lapsed promises may still grow is counted against the new ones.
         """
         array = id_array(ids)
         handle = Handle("admit", self._read_admitted)
         if not len(array):
-            return self._empty(handle, AdmitResult(verdicts=NO_COLUMN, rows=NO_COLUMN))
+            return self._empty(handle, AdmitResult(NO_COLUMN, NO_COLUMN, NO_COLUMN, NO_COLUMN))
         taken = NONE if take_tokens is None else _each(take_tokens, array, "admit take_tokens")
         operation = Admit(
             requests=array.tobytes(),
@@ -238,6 +252,8 @@ class Batch:
             ),
             take_tokens=_count_bytes(taken, "take_tokens"),
             chunk_tokens=chunk_tokens,
+            reserve_batches=reserve_batches,
+            growth_permille=growth_permille,
         )
         return self._add(operation, handle, ids=array, tokens=taken)
 
@@ -313,10 +329,11 @@ class Batch:
         if not self._open:
             raise UsageError(f"{name}: the batch block has ended")
 
-    def _read_taken(self, result: AnyResult, columns: Columns) -> Taken:
+    def _read_taken(self, victims: Int64s, result: AnyResult, columns: Columns) -> Taken:
         if not isinstance(result, TakeResult):
             raise ReplyError(f"take answered by {type(result).__name__}")
-        return granted(result, columns, self._bands)
+        retracted = victims[: len(column(columns, result.retracted))]
+        return replace(granted(result, columns, self._bands), retracted=retracted)
 
     def _read_admitted(self, result: AnyResult, columns: Columns) -> Admitted:
         if not isinstance(result, AdmitResult):
@@ -324,6 +341,8 @@ class Batch:
         return Admitted(
             verdicts=column(columns, result.verdicts),
             rows=column(columns, result.rows),
+            new_tokens=column(columns, result.new_tokens),
+            chunk_tokens=column(columns, result.chunk_tokens),
             refusals=result.refusals,
             taken=granted(result, columns, self._bands),
         )

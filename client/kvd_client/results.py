@@ -5,7 +5,7 @@ cut from them on demand.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -63,6 +63,8 @@ class Taken:
     places: Int64s
     virtual: Int64s
     physical: Mapping[str, Int64s]
+    retracted: Int64s = field(default_factory=lambda: NONE)
+    """Ids of the victims that ended to make room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,14 @@ class Admitted:
     """Answer to an admit: one verdict (kvd_proto.outcomes.Verdict) and row per request asked.
 
     The row of a request that does not fit is 0, and ``refusals`` says why for each of those.
+    ``new_tokens`` is what memory can ever grant beside the prompt, ``chunk_tokens`` the most that
+    may be taken at once.
     """
 
     verdicts: Int64s
     rows: Int64s
+    new_tokens: Int64s
+    chunk_tokens: Int64s
     refusals: tuple[Refusal, ...]
     taken: Taken
 

@@ -11,7 +11,7 @@ Invariants:
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from kvd.alloc.ids import FreeIds
 from kvd.errors import OperationError
 from kvd.price.geometry import BandGeometry, BandKind
 from kvd.price.search import Span
+from kvd.price.snapshot import BandSnapshot
 from kvd_proto.errors import ErrorCode
 
 Units: TypeAlias = NDArray[np.int64]
@@ -61,6 +62,16 @@ class BandStatistics:
     virtual_free_count: int
     absorbed_units_total: int
     taken_units_total: int
+    moved_units_total: int
+    move_batches_total: int
+
+
+class Moves(NamedTuple):
+    """Live units that moved: their names, where they lay, and where they lie now."""
+
+    virtual: Units
+    sources: Units
+    destinations: Units
 
 
 class Band:
@@ -70,12 +81,20 @@ class Band:
         self, geometry: BandGeometry, *, id_count: int, mints: bool, monitor: CheckMonitor
     ) -> None:
         self.geometry = geometry
-        self.live_units = 0
-        self.hole_units = 0
+        self.live_units: int = 0
+        self.hole_units: int = 0
         self.promised_units = 0
         self.absorbed_units_total = 0
         self.taken_units_total = 0
+        self.moved_units_total = 0
+        self.move_batches_total = 0
         self.free_ids = FreeIds(id_count) if mints else None
+        self.epoch_count = 0
+        """Moves with every capacity fact of the band."""
+        self.hard_fixed: Span | None = None
+        """Extent of units that never move; nothing sets it before loads and quarantine exist."""
+        self.soft_fixed: Span | None = None
+        """Extent of units that move only after transfers let go; nothing sets it yet."""
         self._monitor = monitor
         self._down = geometry.kind is BandKind.GROW_DOWN
         self._mirror = geometry.unit_index_end_count - 1
@@ -95,10 +114,28 @@ class Band:
         """Return the span as unit indices."""
         return self.start_index, self.end_index
 
-    @property
-    def unpromised_units(self) -> int:
-        """Return the holes that nobody was promised."""
-        return self.hole_units - self.promised_units
+    def promise(self, units: int) -> None:
+        """Hold units back for somebody, or, with a negative number, stop holding them back."""
+        self.promised_units += units
+        self.epoch_count += 1
+
+    def fix(self, *, hard: Span | None, soft: Span | None) -> None:
+        """Name the extents of units that never move, and that move only after transfers ended."""
+        self.hard_fixed, self.soft_fixed = hard, soft
+        self.epoch_count += 1
+
+    def snapshot(self) -> BandSnapshot:
+        """Return the band's counts and frontiers, enough to price a layout."""
+        return BandSnapshot(
+            self.geometry,
+            self.start_index,
+            self.end_index,
+            self.live_units,
+            self.hole_units,
+            hard_fixed=self.hard_fixed,
+            soft_fixed=self.soft_fixed,
+            id_room_count=None if self.free_ids is None else len(self.free_ids),
+        )
 
     def acquire(self, count: int) -> Units:
         """Return ``count`` holes, lowest place first; the one place where units are handed out."""
@@ -109,6 +146,7 @@ class Band:
         units = self._mirrored(places) if self._down else places
         self.hole_units -= count
         self.live_units += count
+        self.epoch_count += 1
         self.taken_units_total += count
         return units
 
@@ -156,6 +194,7 @@ class Band:
             self._refuse_ids(virtual)
         self._physical_of[virtual] = 0
         self._owner_of[physical] = HOLE
+        self.epoch_count += 1
         self.live_units -= virtual.size
         self.hole_units += virtual.size
         if self.free_ids is not None:
@@ -175,6 +214,73 @@ class Band:
                 self._holes.add_range(*self._places(low, high))
                 self.hole_units += high - low
         self.start_index, self.end_index = start, end
+        self.epoch_count += 1
+
+    def rearrange(self, span: Span) -> Moves | None:
+        """Make ``span`` the band's span: live units outside it move to its lowest free places.
+
+        The span has room for every live unit. Sources and destinations are disjoint, so the copies
+        may run in any order. Returns what has to be copied, or None if nothing has.
+        """
+        self.merge_freed()
+        start, end = span
+        outside = (
+            (self.start_index, min(self.end_index, start)),
+            (max(self.start_index, end), self.end_index),
+        )
+        leaving = [(low, high) for low, high in outside if low < high]
+        sources: list[Units] = [
+            (self._owner_of[low:high] > 0).nonzero()[0] + low for low, high in leaving
+        ]
+        # A float that moves past its old span has nothing left inside: one of the two is all of it.
+        kept_start = min(max(self.start_index, start), end)
+        kept_end = max(min(self.end_index, end), kept_start)
+        for low, high in leaving:
+            self._holes.remove_range(*self._places(low, high))
+        for low, high in ((start, kept_start), (kept_end, end)):
+            if low < high:
+                self._owner_of[low:high] = HOLE
+                self._holes.add_range(*self._places(low, high))
+        self.start_index, self.end_index = start, end
+        moving = np.concatenate(sources) if sources else IOTA[:0]
+        virtual = self._owner_of[moving]
+        for low, high in leaving:
+            self._owner_of[low:high] = OUTSIDE
+        places = self._holes.take(moving.size)
+        destinations = self._mirrored(places) if self._down else places
+        self._physical_of[virtual] = destinations
+        self._owner_of[destinations] = virtual
+        self.hole_units = end - start - self.live_units
+        self.epoch_count += 1
+        if moving.size == 0:
+            return None
+        self.moved_units_total += moving.size
+        self.move_batches_total += 1
+        return Moves(virtual, moving, destinations)
+
+    def compact(self, units_max: int) -> Moves | None:
+        """Draw an end's frontier back by moving up to ``units_max`` live units into holes.
+
+        Fixed units stay, and so does what lies between them and the anchor. Floats are only moved
+        by a layout. Linear in the units between the packed and the present frontier.
+        """
+        if self.geometry.kind is BandKind.FLOAT or self.hole_units == 0 or units_max == 0:
+            return None
+        self.merge_freed()
+        fixed = [extent for extent in (self.hard_fixed, self.soft_fixed) if extent is not None]
+        if self._down:
+            packed = min([self.end_index - self.live_units, *(low for low, _ in fixed)])
+            beyond = (self._owner_of[self.start_index : packed] > 0).nonzero()[0]
+            target = packed
+            if beyond.size > units_max:
+                target = self.start_index + int(beyond[units_max - 1]) + 1
+            return self.rearrange((target, self.end_index))
+        packed = max([self.start_index + self.live_units, *(high for _, high in fixed)])
+        beyond = (self._owner_of[packed : self.end_index] > 0).nonzero()[0]
+        target = packed
+        if beyond.size > units_max:
+            target = packed + int(beyond[-units_max])
+        return self.rearrange((self.start_index, target))
 
     def merge_freed(self) -> None:
         """Move freed units from the inbox into the ordered holes."""
@@ -185,7 +291,7 @@ class Band:
         self._holes.add(self._mirrored(units) if self._down else units)
 
     def absorb(self) -> int:
-        """Draw frontiers back over holes that nobody was promised; return how many units left.
+        """Draw frontiers back over holes; return how many units left.
 
         Freed units must be merged before. A float that keeps nothing parks, which makes it
         transparent.
@@ -196,7 +302,9 @@ class Band:
             absorbed += self._absorb_high()
         if self.geometry.kind is not BandKind.GROW_UP:
             absorbed += self._absorb_low()
-        self.absorbed_units_total += absorbed
+        if absorbed:
+            self.absorbed_units_total += absorbed
+            self.epoch_count += 1
         return absorbed
 
     def statistics(self) -> BandStatistics:
@@ -215,6 +323,8 @@ class Band:
             virtual_free_count=0 if self.free_ids is None else len(self.free_ids),
             absorbed_units_total=self.absorbed_units_total,
             taken_units_total=self.taken_units_total,
+            moved_units_total=self.moved_units_total,
+            move_batches_total=self.move_batches_total,
         )
 
     def bound_ids(self) -> Units:
@@ -270,8 +380,8 @@ class Band:
         """Draw the high frontier back; return the units that left."""
         absorbed = 0
         scan = _ABSORB_SCAN_UNITS
-        while self.unpromised_units > 0 and self._owner_of[self.end_index - 1] == HOLE:
-            scan = min(scan, self.unpromised_units, self.end_index - self.start_index)
+        while self.hole_units > 0 and self._owner_of[self.end_index - 1] == HOLE:
+            scan = min(scan, self.hole_units)
             stretch = self._owner_of[self.end_index - scan : self.end_index]
             used = (stretch != HOLE).nonzero()[0]
             count = scan if used.size == 0 else scan - 1 - int(used[-1])
@@ -285,12 +395,8 @@ class Band:
         """Draw the low frontier back; return the units that left."""
         absorbed = 0
         scan = _ABSORB_SCAN_UNITS
-        while (
-            self.unpromised_units > 0
-            and self.start_index < self.end_index
-            and self._owner_of[self.start_index] == HOLE
-        ):
-            scan = min(scan, self.unpromised_units, self.end_index - self.start_index)
+        while self.hole_units > 0 and self._owner_of[self.start_index] == HOLE:
+            scan = min(scan, self.hole_units)
             stretch = self._owner_of[self.start_index : self.start_index + scan]
             used = (stretch != HOLE).nonzero()[0]
             count = scan if used.size == 0 else int(used[0])

@@ -1,26 +1,42 @@
-"""All bands of one arena as one allocator: promises, growth, and takes that cannot fail half way.
+"""All bands of one arena as one allocator: the one capacity question, takes, and relief.
 
-A promise is kept physically: when a demand is promised, every band it touches extends its span
-until its holes cover all that was promised. A promised take then drains holes only, so it always
-succeeds, whatever was taken in between. No unit ever moves here: a demand that fits only after a
-rearrangement is refused and says so.
+Every question is the same one: does some reachable layout hold what is live, what is promised and
+what is asked? A yes is a take that succeeds, because promises are part of every later question and
+because the answer depends on counts alone, never on where anything lies. A take that finds no room
+in place rearranges the arena first; a refusal changes nothing.
 
 Invariants:
     chain.spans_ordered: sink <= spans in chain order <= arena end, in bytes;
-    chain.promises_covered: holes >= promised in every band, free ids too where it mints them;
-    chain.windows_on_owner: a window binds only virtual pages that the owner has bound.
+    chain.promises_covered: some layout holds what is live and promised, and ids suffice for it;
+    chain.windows_on_owner: a window binds only virtual pages that the owner has bound;
+    chain.snapshot_fresh: the snapshot kept for an epoch equals one built anew.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from kvd.alloc.band import Band, BandStatistics, Units
+from kvd.alloc.band import Band, BandStatistics, Moves, Units
 from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.price.geometry import ChainGeometry
-from kvd.price.search import Spans, feasible, fits_empty, plan_in_place
+from kvd.price.layout import Layout, Step, move_order
+from kvd.price.plans import feasible, first_plan
+from kvd.price.refusal import ObstacleKind, why_not
+from kvd.price.search import Spans, empty_spans
+from kvd.price.snapshot import BandSnapshot, ChainSnapshot, Interval, Tier, reclaimed
 from kvd_proto.memory import Lifetime
 from kvd_proto.outcomes import Reason
+
+UnitCounts = tuple[int, ...]
+"""Units per band, chain order."""
+
+
+class BandMoves(NamedTuple):
+    """Copies that a band's rearrangement asks for."""
+
+    band_index: int
+    moves: Moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +45,8 @@ class Shortage:
 
     reason: Reason
     band: str
-    units_short_units: int
-    bytes_short_bytes: int
+    short_units: int
+    short_bytes: int
     obstacle: str
     remover: str
     waiting_helps: bool
@@ -71,48 +87,105 @@ class ChainAllocator:
             index for index, lifetime in enumerate(lifetimes) if lifetime is not Lifetime.STATE
         )
         self.state_index = lifetimes.index(Lifetime.STATE) if Lifetime.STATE in lifetimes else None
+        self._blocked: tuple[Interval, ...] = ()
+        self._blocked_epoch_count = 0
+        self.relief_counts = dict.fromkeys((step.value for step in Step), 0)
+        self._nothing = (0,) * len(geometry.bands)
+        self._empty = ChainSnapshot(
+            geometry.arena_bytes,
+            geometry.sink_bytes,
+            tuple(
+                BandSnapshot(
+                    band.geometry,
+                    start,
+                    end,
+                    0,
+                    0,
+                    id_room_count=None if band.free_ids is None else len(band.free_ids),
+                )
+                for band, (start, end) in zip(self.bands, empty_spans(geometry), strict=True)
+            ),
+        )
+        self._snapshot = self._build_snapshot(0)
+
+    # ---- questions ------------------------------------------------------------------------------
+
+    @property
+    def epoch_count(self) -> int:
+        """Return a number that moves with every capacity fact of the chain."""
+        return sum([band.epoch_count for band in self.bands], self._blocked_epoch_count)
 
     @property
     def spans(self) -> Spans:
         """Return the bands' spans, low to high."""
         return tuple(band.span for band in self.bands)
 
-    def fits_empty(self, demand_units: tuple[int, ...]) -> bool:
+    @property
+    def promised_units(self) -> UnitCounts:
+        """Return what is promised and not taken, per band."""
+        return tuple([band.promised_units for band in self.bands])
+
+    def snapshot(self) -> ChainSnapshot:
+        """Return counts and frontiers of all bands; kept until a capacity fact moves."""
+        epoch_count = self.epoch_count
+        kept = self._snapshot
+        if kept.epoch_count != epoch_count:
+            kept = self._snapshot = self._build_snapshot(epoch_count)
+        elif self.monitor.level is CheckLevel.STRICT:
+            self._check_snapshot(kept)
+        return kept
+
+    def fits_empty(self, demand_units: UnitCounts) -> bool:
         """Return whether the demand fits an arena that holds nothing else, ids included."""
-        return fits_empty(self.geometry, demand_units) and all(
-            self._id_count_max(band) >= demand
-            for band, demand in zip(self.bands, demand_units, strict=True)
-        )
+        return feasible(self._empty, demand_units)
 
-    def make_room(self, demand_units: tuple[int, ...]) -> Shortage | None:
-        """Have every band hold holes for the demand beyond all promises, or change nothing.
+    def fits(
+        self,
+        demand_units: UnitCounts,
+        *,
+        freed_units: UnitCounts | None = None,
+        released_units: UnitCounts | None = None,
+    ) -> bool:
+        """Return whether some layout holds what is live, promised and asked.
 
-        Freed units are settled first, whatever the answer will be.
+        ``freed_units`` are live units counted as free, ``released_units`` promises counted as over:
+        what would come back if somebody ended first.
         """
+        snapshot = self.snapshot()
+        if freed_units is not None:
+            snapshot = reclaimed(snapshot, freed_units)
+        return feasible(snapshot, self._with_promises(demand_units, released_units))
+
+    def explain(self, demand_units: UnitCounts) -> Shortage:
+        """Explain a no of `fits`: what is short, what is in the way, who could remove it."""
+        return self._shortage(self._with_promises(demand_units, None))
+
+    # ---- changes --------------------------------------------------------------------------------
+
+    def make_room(self, wanted_units: UnitCounts) -> list[BandMoves] | Shortage:
+        """Have every band hold holes for what is about to be taken, rearranging if it must.
+
+        The caller has a promise for it, or a yes of `fits`. What has to be copied comes back in
+        order; a shortage says that only transfers in flight are in the way. Either way freed units
+        are settled first, which changes no answer.
+        """
+        for band, wanted in zip(self.bands, wanted_units, strict=True):
+            if wanted > band.hole_units:
+                break
+        else:
+            return []
         self.settle_freed()
-        for band, demand in zip(self.bands, demand_units, strict=True):
-            if band.free_ids is not None:
-                free_count = len(band.free_ids) - band.promised_units
-                if demand > free_count:
-                    return self._id_shortage(band, demand - free_count)
-        layout = plan_in_place(
-            self.geometry,
-            spans=self.spans,
-            free_units=tuple(band.unpromised_units for band in self.bands),
-            demand_units=demand_units,
-        )
-        if layout is None:
-            return self._byte_shortage(demand_units)
-        for band, span in zip(self.bands, layout, strict=True):
-            if span != band.span:
-                band.grow(span)
-        return None
+        snapshot = self.snapshot()
+        layout = first_plan(snapshot, wanted_units)
+        if layout is None or layout.tier is not Tier.STREAM:
+            return self._shortage(wanted_units)
+        return self._realize(snapshot, layout)
 
     def take_pages(self, count: int) -> tuple[Units, list[Units]]:
         """Mint ``count`` virtual pages and bind a unit of every token band to each.
 
         Returns the virtual pages, and the physical pages per token band in chain order. The bands
-        hold enough holes: promised ones, or those that ``make_room`` made.
+        hold enough holes, as `make_room` left them.
         """
         assert self.owner.free_ids is not None
         virtual = self.owner.free_ids.take(count)
@@ -137,9 +210,30 @@ class ChainAllocator:
     def settle_freed(self) -> None:
         """Merge freed units into the ordered holes and draw frontiers back over spare ones."""
         for band in self.bands:
-            band.merge_freed()
-            if band.hole_units > band.promised_units:
+            if band.hole_units:
+                band.merge_freed()
                 band.absorb()
+
+    def block(self, intervals: tuple[Interval, ...]) -> None:
+        """Name the bytes outside live units that transfers still touch, sorted and disjoint."""
+        self._blocked = intervals
+        self._blocked_epoch_count += 1
+
+    def compact(self, units_max: int) -> list[BandMoves]:
+        """Draw the ends' frontiers back by at most ``units_max`` moves in all, unasked.
+
+        It makes later takes cheaper and changes no answer. Floats are left where they are.
+        """
+        self.settle_freed()
+        moved: list[BandMoves] = []
+        for index, band in enumerate(self.bands):
+            moves = band.compact(units_max)
+            if moves is not None:
+                units_max -= moves.sources.size
+                moved.append(BandMoves(index, moves))
+        return moved
+
+    # ---- looking in -----------------------------------------------------------------------------
 
     def statistics(self) -> tuple[BandStatistics, ...]:
         """Return every band's counts, low to high."""
@@ -153,15 +247,14 @@ class ChainAllocator:
         level = self.monitor.level
         if level >= CheckLevel.WARN:
             self._check_spans()
-            for band in self.bands:
-                ids_free = band.hole_units if band.free_ids is None else len(band.free_ids)
-                if not 0 <= band.promised_units <= min(band.hole_units, ids_free):
-                    self.monitor.fail(
-                        "chain.promises_covered",
-                        f"band {band.geometry.name} promised {band.promised_units} units, "
-                        f"holds {band.hole_units} holes and {ids_free} free ids",
-                    )
+            negative = any(band.promised_units < 0 for band in self.bands)
+            if negative or not feasible(self.snapshot(), self.promised_units):
+                self.monitor.fail(
+                    "chain.promises_covered",
+                    f"no layout holds what is live and the promised {self.promised_units} units",
+                )
         if level >= CheckLevel.STRICT:
+            self._check_snapshot(self.snapshot())
             for band in self.bands:
                 band.check()
             for index in self.window_indices:
@@ -171,6 +264,48 @@ class ChainAllocator:
                         "chain.windows_on_owner",
                         f"band {self.bands[index].geometry.name} binds a page without owner",
                     )
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _realize(self, snapshot: ChainSnapshot, layout: Layout) -> list[BandMoves]:
+        """Make the layout real: flush ends, relocate floats in an order that is free, then grow."""
+        assert layout.epoch_count == self.epoch_count, "the layout is void, a capacity fact moved"
+        moved: list[BandMoves] = []
+        for index in (*layout.flushed, *move_order(snapshot, layout)):
+            moves = self.bands[index].rearrange(layout.spans[index])
+            if moves is not None:
+                moved.append(BandMoves(index, moves))
+        for band, span in zip(self.bands, layout.spans, strict=True):
+            if band.span != span:
+                band.grow(span)
+        self.relief_counts[layout.step.value] += 1
+        return moved
+
+    def _with_promises(
+        self, demand_units: UnitCounts, released_units: UnitCounts | None
+    ) -> UnitCounts:
+        released = self._nothing if released_units is None else released_units
+        return tuple(
+            [
+                demand + band.promised_units - less
+                for demand, band, less in zip(demand_units, self.bands, released, strict=True)
+            ]
+        )
+
+    def _build_snapshot(self, epoch_count: int) -> ChainSnapshot:
+        return ChainSnapshot(
+            self.geometry.arena_bytes,
+            self.geometry.sink_bytes,
+            tuple([band.snapshot() for band in self.bands]),
+            blocked=self._blocked,
+            epoch_count=epoch_count,
+        )
+
+    def _check_snapshot(self, kept: ChainSnapshot) -> None:
+        if kept != self._build_snapshot(kept.epoch_count):
+            self.monitor.fail(
+                "chain.snapshot_fresh", f"the snapshot of epoch {kept.epoch_count} is stale"
+            )
 
     def _check_spans(self) -> None:
         cursor_bytes = self.geometry.sink_bytes
@@ -187,46 +322,38 @@ class ChainAllocator:
                 )
             cursor_bytes = end * unit_bytes
 
-    def _id_count_max(self, band: Band) -> int:
-        if band.free_ids is None:
-            return band.geometry.room_units
-        return len(band.free_ids) + band.live_units
-
-    def _id_shortage(self, band: Band, short: int) -> Shortage:
-        return Shortage(
-            reason=Reason.NO_IDS,
-            band=band.geometry.name,
-            units_short_units=short,
-            bytes_short_bytes=0,
-            obstacle=f"{band.live_units} ids in use, {band.promised_units} promised",
-            remover="a request that ends",
-            waiting_helps=True,
-        )
-
-    def _byte_shortage(self, demand_units: tuple[int, ...]) -> Shortage:
-        """Explain why no layout in place serves the demand."""
-        kept = tuple(band.live_units + band.promised_units for band in self.bands)
-        shortages = tuple(
-            max(0, demand - band.unpromised_units)
-            for band, demand in zip(self.bands, demand_units, strict=True)
-        )
-        # The band that lacks most bytes is the one worth naming: the others wait behind it.
-        index = max(
-            range(len(self.bands)),
-            key=lambda place: shortages[place] * self.bands[place].geometry.unit_bytes,
-        )
-        band = self.bands[index].geometry
-        rearranged = feasible(self.geometry, live_units=kept, demand_units=demand_units)
-        return Shortage(
-            reason=Reason.NEEDS_REARRANGEMENT if rearranged else Reason.NO_BYTES,
-            band=band.name,
-            units_short_units=shortages[index],
-            bytes_short_bytes=shortages[index] * band.unit_bytes,
-            obstacle=(
-                "live pages would have to move"
-                if rearranged
-                else "live and promised units fill the arena"
+    def _shortage(self, demand_units: UnitCounts) -> Shortage:
+        """Explain why a demand, promises included, has no place; it may be transfers alone."""
+        obstacle = why_not(self.snapshot(), demand_units)
+        if obstacle is None:
+            return Shortage(
+                reason=Reason.TRANSFERS,
+                band="",
+                short_units=0,
+                short_bytes=0,
+                obstacle="pages that transfers still touch would have to move",
+                remover="the end of those transfers",
+                waiting_helps=True,
+            )
+        band, other = self.bands[obstacle.band_index], self.bands[obstacle.obstacle_index]
+        name, in_the_way = band.geometry.name, other.geometry.name
+        texts = {
+            ObstacleKind.IDS: (
+                f"{band.live_units} ids of {name} in use, {band.promised_units} promised"
             ),
-            remover="a request that ends",
-            waiting_helps=True,
+            ObstacleKind.INDEX_ROOM: f"the arena has {band.geometry.room_units} places for {name}",
+            ObstacleKind.BYTES: "live and promised units fill the arena",
+            ObstacleKind.PADDING: f"the grids of {name} and {in_the_way} do not align",
+            ObstacleKind.FIXED: f"fixed pages of {in_the_way}",
+            ObstacleKind.BLOCKED: f"bytes beside {in_the_way} that a transfer still touches",
+        }
+        by_transfer = obstacle.kind in (ObstacleKind.FIXED, ObstacleKind.BLOCKED)
+        return Shortage(
+            reason=Reason.NO_IDS if obstacle.kind is ObstacleKind.IDS else Reason.NO_BYTES,
+            band=name,
+            short_units=obstacle.units_short_units,
+            short_bytes=obstacle.bytes_short_bytes,
+            obstacle=texts[obstacle.kind],
+            remover="the transfer's end" if by_transfer else "a request that ends",
+            waiting_helps=any(band.live_units for band in self.bands),
         )

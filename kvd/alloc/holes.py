@@ -79,9 +79,9 @@ class HoleSet:
         return taken
 
     def remove_range(self, start: int, end: int) -> None:
-        """Remove the places ``[start, end)``, all of which are holes."""
+        """Remove the holes among the places ``[start, end)``."""
+        self._count -= int(np.count_nonzero(self._map[start:end]))
         self._map[start:end] = 0
-        self._count -= end - start
         front = self._front[self._head :]
         first, last = np.searchsorted(front, (start, end)).tolist()
         if last > first:

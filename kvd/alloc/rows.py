@@ -19,13 +19,18 @@ class RequestRows:
         self.tokens = np.zeros(row_count, dtype=np.int64)
         """Tokens that have a place."""
         self.capacity_tokens = np.zeros(row_count, dtype=np.int64)
-        """Tokens that the row's pages can hold, at most the context length."""
+        """Tokens that the row's pages can hold."""
         self.computed_tokens = np.zeros(row_count, dtype=np.int64)
         """Tokens whose entries the model has written."""
+        self.prompt_tokens = np.zeros(row_count, dtype=np.int64)
         self.total_tokens = np.zeros(row_count, dtype=np.int64)
-        """Tokens that were promised: the prompt and all that may still come."""
-        self.chunk_tokens = np.zeros(row_count, dtype=np.int64)
-        """Tokens that may be taken before the computed ones are stated."""
+        """Tokens that the demand was priced for: the prompt and all that may still come."""
+        self.limit_tokens = np.zeros(row_count, dtype=np.int64)
+        """Tokens up to which a take may keep the promise: the prompt, then everything."""
+        self.reach_tokens = np.zeros(row_count, dtype=np.int64)
+        """Tokens beyond the computed ones up to which it may: a chunk, then a decode step."""
+        self.prefilling = np.zeros(row_count, dtype=np.int64)
+        """1 until the whole prompt is computed."""
         self.page_count = np.zeros(row_count, dtype=np.int64)
         self.slot = np.zeros(row_count, dtype=np.int64)
         """Virtual state slot; 0 for none."""
@@ -33,10 +38,37 @@ class RequestRows:
         """Per window band: pages at the row's start that slid out."""
         self.slides_at_tokens = np.zeros((band_count, row_count), dtype=np.int64)
         """Per window band: the computed length at which the next page slides out."""
-        self.promise_units = np.zeros((band_count, row_count), dtype=np.int64)
-        """Per band: units the request was promised to hold at once."""
+        self.peak_units = np.zeros((band_count, row_count), dtype=np.int64)
+        """Per band: the most units the request was priced to hold at once."""
+        self.promised = np.zeros(row_count, dtype=np.int64)
+        """1 while what is missing to the peak is held back for the row, 0 once that lapsed."""
+        self.uneven = np.zeros(row_count, dtype=np.int64)
+        """1 for rows whose takes and slides do not change promises one for one: their promise
+        lapsed, or they once held more than their peak in some band."""
         self.pages = np.zeros((row_count, row_pages), dtype=np.int64)
         """Virtual page of each place; entries past ``page_count`` mean nothing."""
+
+    def clear(self, rows: Units) -> None:
+        """Forget everything about rows that ended."""
+        for column in (
+            self.request_id,
+            self.tokens,
+            self.capacity_tokens,
+            self.computed_tokens,
+            self.prompt_tokens,
+            self.total_tokens,
+            self.limit_tokens,
+            self.reach_tokens,
+            self.prefilling,
+            self.page_count,
+            self.slot,
+            self.promised,
+            self.uneven,
+        ):
+            column[rows] = 0
+        self.dropped_pages[:, rows] = 0
+        self.slides_at_tokens[:, rows] = 0
+        self.peak_units[:, rows] = 0
 
     def held_units(self, band_index: int, rows: Units, *, is_window: bool) -> Units:
         """Return the units of a token band that rows hold."""

@@ -73,9 +73,13 @@ class Incarnation:
         level: CheckLevel,
         ring_entries_max: int,
         lag_entries_max: int,
+        idle_moves_max: int = 0,
+        batch_moves_max: int = 0,
     ) -> None:
         self.number = number
-        self.engine = StageEngine(storage, level=level)
+        self.engine = StageEngine(
+            storage, level=level, idle_moves_max=idle_moves_max, batch_moves_max=batch_moves_max
+        )
         self.log = StageLog(ring_entries_max=ring_entries_max)
         self.applied = dict.fromkeys(ranks, 0)
         self.ended: str | None = None

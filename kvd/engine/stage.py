@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvd.alloc.admission import AdmissionPass
 from kvd.alloc.band import Units
 from kvd.alloc.chain import ChainAllocator, Shortage
 from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.alloc.demand import DemandShape
 from kvd.alloc.requests import Grant, RequestTable
 from kvd.build import StageStorage
-from kvd.engine.columns import ColumnBuilder, read_request_ids, read_tokens
+from kvd.engine.arguments import read_admit, read_request_ids, read_tokens
+from kvd.engine.lapse import Lapses
+from kvd.engine.outcome import OutcomeBuilder, refusal_of
 from kvd.engine.standing import StandingSet
 from kvd.engine.step import StepOrder
 from kvd.errors import OperationError
-from kvd_proto.errors import ErrorCode
 from kvd_proto.operations import (
     Admit,
     Advance,
@@ -34,22 +36,13 @@ from kvd_proto.operations import (
     Take,
 )
 from kvd_proto.outcomes import (
-    NO_COLUMN,
     AdmitResult,
-    AnyEffect,
-    ClearSlots,
     Done,
-    Freed,
     Outcome,
     Refusal,
-    ResetRows,
     Skipped,
     TakeResult,
     Verdict,
-    WriteMap,
-    WriteRows,
-    WriteSlots,
-    Zero,
 )
 
 if TYPE_CHECKING:
@@ -57,47 +50,63 @@ if TYPE_CHECKING:
 
 DONE = Outcome(Done())
 NOTHING_TAKEN = Outcome(TakeResult())
-OPERATION_REQUESTS_MAX = 65536
-"""Requests that one operation may name; it bounds how long one operation keeps the daemon busy."""
-TOKENS_MAX = (1 << 31) - 1
-"""Token counts travel as 32-bit numbers, a single one included."""
+_NO_ROWS: Units = np.zeros(0, dtype=np.int64)
 
 
 class StageEngine:
     """Allocator, requests and steps of one stage in one incarnation."""
 
-    def __init__(self, storage: StageStorage, *, level: CheckLevel) -> None:
-        sized = storage.sized
-        lifetimes = tuple(band.lifetime for band in storage.storage.bands)
-        self.stage_index = storage.storage.stage_index
+    def __init__(
+        self,
+        storage: StageStorage,
+        *,
+        level: CheckLevel,
+        idle_moves_max: int = 0,
+        batch_moves_max: int = 0,
+    ) -> None:
+        """Build an empty stage.
+
+        ``idle_moves_max`` and ``batch_moves_max`` bound the units that an ``idle`` and a
+        ``batch_end`` move in order to draw frontiers back; 0 moves nothing unasked.
+        """
+        sized, plan = storage.sized, storage.storage
+        lifetimes = tuple(band.lifetime for band in plan.bands)
+        self.stage_index = plan.stage_index
         self.monitor = CheckMonitor(level)
         self.chain = ChainAllocator(
             sized.geometry,
             lifetimes=lifetimes,
-            virtual_page_count=storage.storage.virtual_page_count,
-            virtual_slot_count=storage.storage.virtual_slot_count,
+            virtual_page_count=plan.virtual_page_count,
+            virtual_slot_count=plan.virtual_slot_count,
             monitor=self.monitor,
         )
         self.requests = RequestTable(
             self.chain,
-            row_count=storage.storage.row_count,
-            row_pages=storage.storage.row_pages,
-            context_tokens=storage.storage.context_tokens,
+            row_count=plan.row_count,
+            row_pages=plan.row_pages,
+            context_tokens=plan.context_tokens,
             shape=DemandShape(
                 lifetimes=lifetimes,
-                window_tokens=tuple(band.window_tokens for band in storage.storage.bands),
-                page_tokens=storage.storage.page_tokens,
+                window_tokens=tuple(band.window_tokens for band in plan.bands),
+                page_tokens=plan.page_tokens,
                 slots_per_request_slots=1,
+                step_tokens=max(1, sized.draft_tokens),
+                context_tokens=plan.context_tokens,
             ),
             chunk_tokens=sized.chunk_tokens,
         )
         self.steps = StepOrder()
-        self.counters = {"admitted": 0, "waited": 0, "unschedulable": 0, "taken_pages": 0}
+        self.counters = dict.fromkeys(
+            ("admitted", "waited", "unschedulable", "taken_pages", "retracted", "lapsed"), 0
+        )
         self.refusal_counts: dict[str, int] = {}
+        self._idle_moves_max = idle_moves_max
+        self._batch_moves_max = batch_moves_max
+        self._lapses = Lapses()
         self._standing: dict[int, StandingSet] = {}
         self._refused_now: dict[int, None] = {}
         self._settle_due = False
-        self._memo: tuple[bytes, int, Units] = (b"", -1, np.zeros(0, dtype=np.int64))
+        self._memo: tuple[bytes, int, Units] = (b"", -1, _NO_ROWS)
         self._decide: dict[type[Operation], Callable[[int, Any], Outcome]] = {
             Admit: self._admit,
             Standing: self._change_standing,
@@ -117,7 +126,7 @@ class StageEngine:
             self.settle()
         outcome = self._decide[type(operation)](program, operation)
         if self.monitor.level is CheckLevel.STRICT:
-            self.requests.check()
+            self.requests.holdings.check()
         return outcome
 
     def settle(self) -> None:
@@ -136,86 +145,64 @@ class StageEngine:
 
     def _admit(self, program: int, operation: Admit) -> Outcome:
         self.steps.require_none_in_flight("admit")
-        ids, prompts, news, takes = self._read_admit(operation)
-        columns = ColumnBuilder()
-        verdicts, rows = np.zeros(len(ids), dtype=np.int64), np.zeros(len(ids), dtype=np.int64)
-        refusals: list[Refusal] = []
-        for place, request in enumerate(ids):
-            answer = self.requests.admit(
+        asked = read_admit(operation, self.requests)
+        admissions = AdmissionPass(self.requests, growth_permille=operation.growth_permille)
+        answers = [
+            admissions.admit(
                 request,
-                prompt_tokens=prompts[place],
-                new_tokens_max=news[place],
+                prompt_tokens=prompt_tokens,
+                new_tokens_max=new_tokens_max,
                 chunk_tokens=operation.chunk_tokens,
             )
-            verdicts[place], rows[place] = answer.verdict, answer.row_index
+            for request, prompt_tokens, new_tokens_max in zip(
+                asked.ids, asked.prompt_tokens, asked.new_tokens_max, strict=True
+            )
+        ]
+        refusals: list[Refusal] = []
+        for request, answer in zip(asked.ids, answers, strict=True):
             if answer.shortage is not None:
                 self._refused_now[request] = None
                 refusals.append(self._refusal(answer.shortage, request))
             else:
                 self._refused_now.pop(request, None)
+        verdicts = np.array([answer.verdict for answer in answers], dtype=np.int64)
+        rows = np.array([answer.row_index for answer in answers], dtype=np.int64)
+        chunks = np.array([answer.chunk_tokens for answer in answers], dtype=np.int64)
         self._count_verdicts(verdicts)
+        builder = OutcomeBuilder(self.chain)
+        add = builder.columns.add
+        columns = (
+            add(verdicts),
+            add(rows),
+            add(np.array([answer.new_tokens for answer in answers], dtype=np.int64)),
+            add(chunks),
+        )
         fitting = (verdicts == Verdict.FITS).nonzero()[0]
-        verdict_column, row_column = columns.add(verdicts), columns.add(rows)
-        effects: list[AnyEffect] = []
         taken = TakeResult()
         if fitting.size:
             new_rows = rows[fitting]
-            effects.append(ResetRows(columns.add(new_rows)))
-            if takes is not None:
-                grant = self.requests.take(new_rows, takes[fitting])
-                assert isinstance(grant, Grant), "a promised take found no room"
-                taken = self._grant(grant, columns, effects)
+            builder.reset_rows(new_rows)
+            if operation.reserve_batches:
+                ids = self.requests.rows.request_id[new_rows]
+                self._lapses.add(program, ids.tolist(), batches=operation.reserve_batches)
+            if asked.take_tokens is not None:
+                tokens = np.minimum(asked.take_tokens[fitting], chunks[fitting])
+                taken = self._granted(self.requests.take(new_rows, tokens), builder)
         result = AdmitResult(
-            verdicts=verdict_column,
-            rows=row_column,
+            *columns,
             refusals=tuple(refusals),
             page_rows=taken.page_rows,
             page_places=taken.page_places,
             virtual=taken.virtual,
             physical=taken.physical,
         )
-        return _outcome(result, columns, effects)
-
-    def _read_admit(self, operation: Admit) -> tuple[list[int], list[int], list[int], Units | None]:
-        """Check every value of an admit before anything is changed."""
-        ids = self._read_ids(operation.requests, "admit.requests")
-        prompts = read_tokens(
-            operation.prompt_tokens, count=len(ids), what="admit.prompt_tokens", tokens_min=1
-        )
-        news = read_tokens(
-            operation.new_tokens_max, count=len(ids), what="admit.new_tokens_max", tokens_min=0
-        )
-        chunk = operation.chunk_tokens
-        if not 0 <= chunk <= TOKENS_MAX:
-            raise OperationError(f"admit.chunk_tokens is {chunk}; 0 to {TOKENS_MAX} is allowed")
-        previous = 0
-        for request in ids:
-            self.requests.check_new_id(request)
-            if request <= previous:
-                raise OperationError(
-                    f"admit.requests has {request} after {previous}; ids ascend",
-                    code=ErrorCode.BAD_REQUEST_ID,
-                )
-            previous = request
-        self.requests.check_waiting_room(ids)
-        takes = None
-        if operation.take_tokens:
-            takes = read_tokens(
-                operation.take_tokens, count=len(ids), what="admit.take_tokens", tokens_min=1
-            )
-            limit = np.minimum(prompts + news, chunk or self.requests.chunk_tokens)
-            over = (takes > limit).nonzero()[0]
-            if over.size:
-                place = int(over[0])
-                raise OperationError(
-                    f"admit.take_tokens asks {takes[place]} tokens for request {ids[place]}; at "
-                    f"most {limit[place]} are promised at once"
-                )
-        return ids, prompts.tolist(), news.tolist(), takes
+        return builder.build(result)
 
     def _change_standing(self, program: int, operation: Standing) -> Outcome:
-        add = self._read_ids(operation.add, "standing.add") if operation.add else []
-        remove = self._read_ids(operation.remove, "standing.remove") if operation.remove else []
+        add = read_request_ids(operation.add, what="standing.add") if operation.add else []
+        remove = (
+            read_request_ids(operation.remove, what="standing.remove") if operation.remove else []
+        )
         skipped = self._names_refused(add)
         if skipped is not None:
             return skipped
@@ -228,52 +215,40 @@ class StageEngine:
         if isinstance(found, Outcome):
             return found
         rows, tokens = found
-        grant = self.requests.take(rows, tokens)
+        victims = _NO_ROWS
+        if operation.victims:
+            ids = read_request_ids(operation.victims, what="take.victims")
+            victims = self.requests.names.rows_of(ids)
+        grant = self.requests.take(rows, tokens, victims)
         if not isinstance(grant, Grant):
             shortage, request = grant
             self._count_refusal(shortage)
             return Outcome(self._refusal(shortage, request))
-        if not grant.physical and not grant.slot_rows.size:
+        if grant.is_nothing:
             return NOTHING_TAKEN
-        columns, effects = ColumnBuilder(), list[AnyEffect]()
-        result = self._grant(grant, columns, effects)
-        return _outcome(result, columns, effects)
+        builder = OutcomeBuilder(self.chain)
+        return builder.build(self._granted(grant, builder))
 
     def _advance(self, program: int, operation: Advance) -> Outcome:
         self.steps.require_none_in_flight("advance")
         found = self._named(program, operation, "advance")
         if isinstance(found, Outcome):
             return found
-        rows, tokens = found
-        slides = self.requests.advance(rows, tokens)
+        slides = self.requests.advance(*found)
         if not slides:
             return DONE
-        columns = ColumnBuilder()
-        counts = [0] * len(self.chain.bands)
-        effects: list[AnyEffect] = []
-        for slide in slides:
-            counts[slide.band_index] = slide.virtual.size
-            effects.append(WriteMap(slide.band_index, columns.add(slide.virtual)))
-        return _outcome(Freed(tuple(counts)), columns, effects)
+        builder = OutcomeBuilder(self.chain)
+        return builder.build(builder.freed(slides))
 
     def _free(self, program: int, operation: Free) -> Outcome:
         self.steps.require_none_in_flight("free")
-        ids = self._read_ids(operation.requests, "free.requests")
+        ids = read_request_ids(operation.requests, what="free.requests")
         skipped = self._names_refused(ids)
         if skipped is not None:
             return skipped
-        rows = self.requests.rows_of(ids)
-        columns = ColumnBuilder()
-        counts = [0] * len(self.chain.bands)
-        effects: list[AnyEffect] = []
-        for index, virtual in self.requests.free(rows):
-            counts[index] = virtual.size
-            if virtual.size:
-                effects.append(WriteMap(index, columns.add(virtual)))
-        if self.chain.state_index is not None:
-            zeros = np.zeros(rows.size, dtype=np.int64)
-            effects.append(WriteSlots(columns.add(rows), columns.add(zeros)))
-        return _outcome(Freed(tuple(counts)), columns, effects)
+        rows = self.requests.names.rows_of(ids)
+        builder = OutcomeBuilder(self.chain)
+        return builder.build(builder.ended(rows, self.requests.free(rows)))
 
     def _relief(self, program: int, operation: Relief) -> Outcome:
         self.steps.require_none_in_flight("relief")
@@ -283,11 +258,15 @@ class StageEngine:
                 f"relief.demand_units is {list(demand)}; {len(self.chain.bands)} counts of 0 or "
                 f"more are needed, one per band"
             )
-        shortage = self.chain.make_room(demand)
-        if shortage is None:
-            return DONE
-        self._count_refusal(shortage)
-        return Outcome(self._refusal(shortage, 0))
+        moved = (
+            self.chain.make_room(demand) if self.chain.fits(demand) else self.chain.explain(demand)
+        )
+        if isinstance(moved, Shortage):
+            self._count_refusal(moved)
+            return Outcome(self._refusal(moved, 0))
+        builder = OutcomeBuilder(self.chain)
+        builder.moves(moved)
+        return builder.build(Done())
 
     # ---- steps ----------------------------------------------------------------------------------
 
@@ -301,28 +280,42 @@ class StageEngine:
 
     def _idle(self, program: int, operation: Idle) -> Outcome:
         self.steps.require_none_in_flight("idle")
-        return DONE
+        return self._compact(self._idle_moves_max)
 
     def _batch_end(self, program: int, operation: BatchEnd) -> Outcome:
         self._settle_due = True
         self._refused_now.clear()
+        lapsed = self._lapses.end_batch(program)
+        if lapsed:
+            row_of = self.requests.names.row_of
+            rows = np.array([row_of[item] for item in lapsed if item in row_of], dtype=np.int64)
+            self.requests.holdings.lapse(rows)
+            self.counters["lapsed"] += rows.size
+        if self._batch_moves_max and not self.steps.in_flight:
+            return self._compact(self._batch_moves_max)
         return DONE
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    def _compact(self, moves_max: int) -> Outcome:
+        moved = self.chain.compact(moves_max) if moves_max else []
+        if not moved:
+            return DONE
+        builder = OutcomeBuilder(self.chain)
+        builder.moves(moved)
+        return builder.build(Done())
+
+    def _granted(self, grant: Grant | tuple[Shortage, int], builder: OutcomeBuilder) -> TakeResult:
+        assert isinstance(grant, Grant), "a promised take found no room"
+        self.counters["taken_pages"] += grant.virtual.size
+        self.counters["retracted"] += grant.retracted.size
+        return builder.grant(grant)
 
     def _standing_of(self, program: int) -> StandingSet:
         standing = self._standing.get(program)
         if standing is None:
             standing = self._standing[program] = StandingSet()
         return standing
-
-    def _read_ids(self, encoded: bytes, what: str) -> list[int]:
-        ids = read_request_ids(encoded, what=what)
-        if len(ids) > OPERATION_REQUESTS_MAX:
-            raise OperationError(
-                f"{what} names {len(ids)} requests; at most {OPERATION_REQUESTS_MAX} are allowed"
-            )
-        return ids
 
     def _names_refused(self, ids: list[int]) -> Outcome | None:
         """Return the outcome of an operation that names a request refused in this batch."""
@@ -341,13 +334,14 @@ class StageEngine:
             rows = self._standing_of(program).rows(self.requests)
         else:
             memo_bytes, memo_epoch, rows = self._memo
-            if encoded != memo_bytes or memo_epoch != self.requests.epoch_count:
-                ids = self._read_ids(encoded, f"{what}.requests")
+            epoch = self.requests.names.epoch_count
+            if encoded != memo_bytes or memo_epoch != epoch:
+                ids = read_request_ids(encoded, what=f"{what}.requests")
                 skipped = self._names_refused(ids)
                 if skipped is not None:
                     return skipped
-                rows = self.requests.rows_of(ids)
-                self._memo = (encoded, self.requests.epoch_count, rows)
+                rows = self.requests.names.rows_of(ids)
+                self._memo = (encoded, epoch, rows)
         if operation.tokens_each:
             return rows, read_tokens(
                 operation.tokens_each, count=rows.size, what=f"{what}.tokens_each", tokens_min=1
@@ -359,41 +353,8 @@ class StageEngine:
             )
         return rows, tokens
 
-    def _grant(self, grant: Grant, columns: ColumnBuilder, effects: list[AnyEffect]) -> TakeResult:
-        """Add a grant's columns and effects: zero the pages, then let the tables name them."""
-        physical = [NO_COLUMN] * len(self.chain.bands)
-        page_rows = places = virtual = NO_COLUMN
-        if grant.physical:
-            page_rows = columns.add(grant.page_rows)
-            places = columns.add(grant.page_places)
-            virtual = columns.add(grant.virtual)
-            self.counters["taken_pages"] += grant.virtual.size
-            for index, units in zip(self.chain.token_indices, grant.physical, strict=True):
-                physical[index] = columns.add(units)
-                effects.append(Zero(index, physical[index]))
-                effects.append(WriteMap(index, virtual, physical[index]))
-            effects.append(WriteRows(page_rows, places, virtual))
-        if grant.slot_rows.size and self.chain.state_index is not None:
-            index = self.chain.state_index
-            slots = columns.add(grant.slot_virtual)
-            physical[index] = columns.add(grant.slot_physical)
-            effects.append(WriteMap(index, slots, physical[index]))
-            effects.append(WriteSlots(columns.add(grant.slot_rows), slots))
-            effects.append(ClearSlots(physical[index]))
-        return TakeResult(page_rows, places, virtual, tuple(physical))
-
     def _refusal(self, shortage: Shortage, request: int) -> Refusal:
-        return Refusal(
-            reason=shortage.reason,
-            stage=self.stage_index,
-            band=shortage.band,
-            request=request,
-            units_short=shortage.units_short_units,
-            bytes_short=shortage.bytes_short_bytes,
-            obstacle=shortage.obstacle,
-            remover=shortage.remover,
-            waiting_helps=shortage.waiting_helps,
-        )
+        return refusal_of(shortage, stage_index=self.stage_index, request=request)
 
     def _count_refusal(self, shortage: Shortage) -> None:
         reason = shortage.reason.value
@@ -403,8 +364,3 @@ class StageEngine:
         self.counters["admitted"] += int(np.count_nonzero(verdicts == Verdict.FITS))
         self.counters["waited"] += int(np.count_nonzero(verdicts == Verdict.WAIT))
         self.counters["unschedulable"] += int(np.count_nonzero(verdicts == Verdict.UNSCHEDULABLE))
-
-
-def _outcome(result: Any, columns: ColumnBuilder, effects: list[AnyEffect]) -> Outcome:
-    segments = (tuple(effects),) if effects else ()
-    return Outcome(result, segments, columns.lengths, columns.encode())

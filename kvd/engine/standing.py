@@ -21,11 +21,11 @@ class StandingSet:
 
     def rows(self, table: RequestTable) -> Units:
         """Return the rows of the requests that are still live."""
-        if self._epoch_count != table.epoch_count:
+        if self._epoch_count != table.names.epoch_count:
             alive = table.rows.request_id[self._rows] == self._ids
             if np.count_nonzero(alive) != alive.size:
                 self._ids, self._rows = self._ids[alive], self._rows[alive]
-            self._epoch_count = table.epoch_count
+            self._epoch_count = table.names.epoch_count
         return self._rows
 
     def change(self, table: RequestTable, *, add: list[int], remove: list[int]) -> None:
@@ -33,7 +33,7 @@ class StandingSet:
         rows = self.rows(table)
         member = np.zeros(table.rows.request_id.size, dtype=bool)
         member[rows] = True
-        leaving = table.rows_of(remove)
+        leaving = table.names.rows_of(remove)
         for request, row in zip(remove, leaving.tolist(), strict=True):
             if not member[row]:
                 raise OperationError(
@@ -41,7 +41,7 @@ class StandingSet:
                     code=ErrorCode.BAD_REQUEST_ID,
                 )
         member[leaving] = False
-        joining = table.rows_of(add)
+        joining = table.names.rows_of(add)
         for request, row in zip(add, joining.tolist(), strict=True):
             if member[row]:
                 raise OperationError(

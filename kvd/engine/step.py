@@ -20,9 +20,14 @@ class StepOrder:
         self.aborted_count = 0
         self._position = 0
 
+    @property
+    def in_flight(self) -> bool:
+        """Return whether a launched step is not processed."""
+        return self.launched_count != self.processed_count
+
     def require_none_in_flight(self, what: str) -> None:
         """Raise OperationError while a launched step is not processed."""
-        if self.launched_count != self.processed_count:
+        if self.in_flight:
             raise OperationError(
                 f"{what} has to wait: step {self.launched_count} is launched and not processed",
                 code=ErrorCode.STEP_IN_FLIGHT,

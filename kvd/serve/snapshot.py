@@ -75,7 +75,7 @@ def _stage(incarnation: Incarnation, plan: StoragePlan) -> Document:
         "stage": plan.stage_index,
         "position": log.end_position,
         "applied": {str(rank): position for rank, position in incarnation.applied.items()},
-        "requests": len(engine.requests.row_of),
+        "requests": engine.requests.live_count,
         "rows": plan.row_count - 1,
         "arena_bytes": plan.arena_bytes,
         "total_bytes": plan.total_bytes,
@@ -97,6 +97,7 @@ def _stage(incarnation: Incarnation, plan: StoragePlan) -> Document:
             for band, band_plan in zip(engine.chain.statistics(), plan.bands, strict=True)
         ],
         "counters": dict(engine.counters),
+        "layouts": dict(engine.chain.relief_counts),
         "refusals": dict(engine.refusal_counts),
         "broken_checks": dict(engine.monitor.broken_count),
         "check_level": engine.monitor.level.name.lower(),
@@ -123,4 +124,7 @@ def _band(band: BandStatistics, plan: BandPlan) -> Document:
         "virtual_free": band.virtual_free_count,
         "absorbed_units_total": band.absorbed_units_total,
         "taken_units_total": band.taken_units_total,
+        "moved_units_total": band.moved_units_total,
+        "moved_bytes_total": band.moved_units_total * band.unit_bytes,
+        "move_batches_total": band.move_batches_total,
     }

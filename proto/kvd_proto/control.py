@@ -41,6 +41,7 @@ class MessageKind(StrEnum):
     FOLLOW = "follow"
     REPLY = "reply"
     FACT = "fact"
+    ASK = "ask"
     PING = "ping"
     BYE = "bye"
     ACK = "ack"
@@ -143,6 +144,41 @@ class HealthRequest(Control, frozen=True, tag="health_request", omit_defaults=Tr
     """Ask the read-only socket whether the daemon's loop is alive, and what it waits for."""
 
 
+class WhatIf(Control, frozen=True, tag="what_if", omit_defaults=True):
+    """Ask a stage what a demand would cost now; changes nothing and is not logged.
+
+    Either units per band, or a request by its tokens.
+    """
+
+    demand_units: tuple[int, ...] = ()
+    prompt_tokens: int = 0
+    new_tokens_max: int = 0
+    chunk_tokens: int = 0
+
+
+class WhatIfStep(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether a demand fits under one rearrangement, and what that would move."""
+
+    name: str
+    """``now``, ``settled``, ``relief`` or ``eviction``."""
+    fits: bool
+    layout: str = ""
+    """The rearrangement used: ``NO_MOVE``, ``FLUSH_ENDS`` or ``RELAYOUT``."""
+    moved_units: tuple[int, ...] = ()
+    moved_bytes: int = 0
+
+
+class WhatIfReply(Control, frozen=True, tag="what_if_reply", omit_defaults=True):
+    """Answer to a what-if: the demand priced, what memory grants at most, and each step."""
+
+    demand_units: tuple[int, ...]
+    fits_empty: bool
+    new_tokens: int = 0
+    """New tokens that an empty arena grants the request beside its prompt."""
+    steps: tuple[WhatIfStep, ...] = ()
+    obstacle: str = ""
+
+
 class Ticket(Control, frozen=True, tag="ticket", omit_defaults=True):
     """What the descriptor socket says first: the number to put into the hello."""
 
@@ -172,6 +208,8 @@ AnyControl: TypeAlias = (
     | ErrorReply
     | StatsRequest
     | HealthRequest
+    | WhatIf
+    | WhatIfReply
     | Ticket
     | FetchDescriptors
     | Descriptors
@@ -185,6 +223,8 @@ CONTROL_TYPES: tuple[type[Control], ...] = (
     ErrorReply,
     StatsRequest,
     HealthRequest,
+    WhatIf,
+    WhatIfReply,
     Ticket,
     FetchDescriptors,
     Descriptors,

@@ -21,6 +21,10 @@ class Admit(Operation, frozen=True, array_like=True, tag="admit"):
     ``take_tokens`` names the first chunk that a request which fits is granted at once; empty for
     none. ``chunk_tokens`` bounds every later take of these requests and so prices their windows;
     0 means the chunk that the stage was sized with.
+
+    What is promised is held back for ``reserve_batches`` batches of the program, and then only what
+    was taken stays; 0 means until the request is freed. ``growth_permille`` adds that share of what
+    the live requests of lapsed promises may still grow to the question.
     """
 
     requests: bytes
@@ -28,6 +32,8 @@ class Admit(Operation, frozen=True, array_like=True, tag="admit"):
     new_tokens_max: bytes
     take_tokens: bytes = b""
     chunk_tokens: int = 0
+    reserve_batches: int = 0
+    growth_permille: int = 0
 
 
 class Standing(Operation, frozen=True, array_like=True, tag="standing"):
@@ -40,12 +46,16 @@ class Standing(Operation, frozen=True, array_like=True, tag="standing"):
 class Take(Operation, frozen=True, array_like=True, tag="take"):
     """Grow requests by tokens, all or nothing; pages and slots come ready to be written.
 
-    Every request grows by ``tokens``, or by its own entry of ``tokens_each``.
+    Every request grows by ``tokens``, or by its own entry of ``tokens_each``. Where there is no
+    room, the requests of ``victims`` are retracted one after the other, first one first, until
+    there is; if there still is none, nobody is. A retracted request has ended and may be admitted
+    again.
     """
 
     requests: bytes = b""
     tokens: int = 1
     tokens_each: bytes = b""
+    victims: bytes = b""
 
 
 class Advance(Operation, frozen=True, array_like=True, tag="advance"):

@@ -6,11 +6,14 @@ list, so effects refer to what the result granted instead of repeating it; ``NO_
 """
 
 from enum import IntEnum, StrEnum
-from typing import TypeAlias
+from typing import NewType, TypeAlias
 
 import msgspec
 
-NO_COLUMN = -1
+Column = NewType("Column", int)
+"""Index of a column in ``Outcome.columns``."""
+
+NO_COLUMN = Column(-1)
 
 
 class Verdict(IntEnum):
@@ -29,8 +32,8 @@ class Reason(StrEnum):
 
     NO_BYTES = "NO_BYTES"
     """No layout of the arena holds what is live, promised and asked."""
-    NEEDS_REARRANGEMENT = "NEEDS_REARRANGEMENT"
-    """A layout exists, but only after live pages move, which this build does not do yet."""
+    TRANSFERS = "TRANSFERS"
+    """A layout exists, but only once transfers have let go of the pages they read or write."""
     NO_IDS = "NO_IDS"
     """The owner's virtual pages, or the state band's slots, are all in use or promised."""
     NO_ROWS = "NO_ROWS"
@@ -50,38 +53,38 @@ class Zero(Effect, frozen=True, array_like=True, tag="zero"):
     """Fill whole units of a band with zero bytes; ``units`` is a column of physical units."""
 
     band: int
-    units: int
+    units: Column
 
 
 class WriteMap(Effect, frozen=True, array_like=True, tag="write_map"):
     """Write a band's virtual-to-physical map; without a ``physical`` column: the sink."""
 
     band: int
-    virtual: int
-    physical: int = NO_COLUMN
+    virtual: Column
+    physical: Column = NO_COLUMN
 
 
 class WriteRows(Effect, frozen=True, array_like=True, tag="write_rows"):
     """Write virtual pages into the request table at (row, place), column by column."""
 
-    rows: int
-    places: int
-    virtual: int
+    rows: Column
+    places: Column
+    virtual: Column
 
 
 class WriteSlots(Effect, frozen=True, array_like=True, tag="write_slots"):
     """Write the virtual state slots of request rows."""
 
-    rows: int
-    virtual: int
+    rows: Column
+    virtual: Column
 
 
 class Move(Effect, frozen=True, array_like=True, tag="move"):
     """Copy whole units of a band; sources and destinations are disjoint columns."""
 
     band: int
-    sources: int
-    destinations: int
+    sources: Column
+    destinations: Column
 
 
 class Wait(Effect, frozen=True, array_like=True, tag="wait"):
@@ -93,13 +96,13 @@ class Wait(Effect, frozen=True, array_like=True, tag="wait"):
 class ResetRows(Effect, frozen=True, array_like=True, tag="reset_rows"):
     """Have the next launch reset the request-scoped device state of rows, on its own stream."""
 
-    rows: int
+    rows: Column
 
 
 class ClearSlots(Effect, frozen=True, array_like=True, tag="clear_slots"):
     """Have the next launch clear state slots before its kernels, on its own stream."""
 
-    units: int
+    units: Column
 
 
 class Copy(Effect, frozen=True, array_like=True, tag="copy"):
@@ -107,8 +110,8 @@ class Copy(Effect, frozen=True, array_like=True, tag="copy"):
 
     stream: str
     band: int
-    units: int
-    host_units: int
+    units: Column
+    host_units: Column
 
 
 AnyEffect: TypeAlias = (
@@ -142,8 +145,8 @@ class Done(Result, frozen=True, array_like=True, tag="done"):
 class Refusal(Result, frozen=True, array_like=True, tag="refusal"):
     """An expected no: nothing was changed, and this is why.
 
-    ``request`` is the request it is about (0: the operation as a whole). ``units_short`` and
-    ``bytes_short`` are what the named band lacks (0 where a number would mislead). ``obstacle``
+    ``request`` is the request it is about (0: the operation as a whole). ``short_units`` and
+    ``short_bytes`` are what the named band lacks (0 where a number would mislead). ``obstacle``
     says what is in the way and ``remover`` who could remove it.
     """
 
@@ -151,8 +154,8 @@ class Refusal(Result, frozen=True, array_like=True, tag="refusal"):
     stage: int
     band: str = ""
     request: int = 0
-    units_short: int = 0
-    bytes_short: int = 0
+    short_units: int = 0
+    short_bytes: int = 0
     obstacle: str = ""
     remover: str = ""
     waiting_helps: bool = False
@@ -161,17 +164,21 @@ class Refusal(Result, frozen=True, array_like=True, tag="refusal"):
 class AdmitResult(Result, frozen=True, array_like=True, tag="admitted"):
     """Verdicts, one each in the order asked, and a refusal for each that is not FITS.
 
-    ``verdicts`` and ``rows`` are columns; the row of a request that does not fit is 0. The other
-    columns are those of a take, for the chunks granted with the verdict.
+    ``verdicts`` and ``rows`` are columns; the row of a request that does not fit is 0. So are
+    ``new_tokens``, what memory can ever grant each request beside its prompt, and ``chunk_tokens``,
+    the most that it may take at once. The other columns are those of a take, for the chunks granted
+    with the verdict.
     """
 
-    verdicts: int
-    rows: int
+    verdicts: Column
+    rows: Column
+    new_tokens: Column
+    chunk_tokens: Column
     refusals: tuple[Refusal, ...] = ()
-    page_rows: int = NO_COLUMN
-    page_places: int = NO_COLUMN
-    virtual: int = NO_COLUMN
-    physical: tuple[int, ...] = ()
+    page_rows: Column = NO_COLUMN
+    page_places: Column = NO_COLUMN
+    virtual: Column = NO_COLUMN
+    physical: tuple[Column, ...] = ()
 
 
 class TakeResult(Result, frozen=True, array_like=True, tag="taken"):
@@ -179,12 +186,14 @@ class TakeResult(Result, frozen=True, array_like=True, tag="taken"):
 
     ``physical`` holds one column per band in chain order; a state band's column lists slots, a band
     without new units has ``NO_COLUMN``. All are ``NO_COLUMN`` when no request crossed a page.
+    ``retracted`` are the rows that victims lost, in the order in which they were retracted.
     """
 
-    page_rows: int = NO_COLUMN
-    page_places: int = NO_COLUMN
-    virtual: int = NO_COLUMN
-    physical: tuple[int, ...] = ()
+    page_rows: Column = NO_COLUMN
+    page_places: Column = NO_COLUMN
+    virtual: Column = NO_COLUMN
+    physical: tuple[Column, ...] = ()
+    retracted: Column = NO_COLUMN
 
 
 class Freed(Result, frozen=True, array_like=True, tag="freed"):

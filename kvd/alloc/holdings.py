@@ -1,0 +1,135 @@
+"""What rows hold and what they were promised, summed and row by row.
+
+Invariants:
+    request.rows_match_bands: requests hold exactly the live units of every band;
+    request.promises_add_up: a band's promises are the sum of what its requests may still take.
+"""
+
+import numpy as np
+
+from kvd.alloc.band import Units
+from kvd.alloc.chain import ChainAllocator, UnitCounts
+from kvd.alloc.checks import CheckLevel
+from kvd.alloc.demand import DemandShape, RequestShape, steady_demand
+from kvd.alloc.rows import RequestRows, ragged
+from kvd.alloc.window import WindowMode
+from kvd_proto.memory import Lifetime
+
+
+class Holdings:
+    """The promises side of the request table; bands count the totals."""
+
+    def __init__(self, chain: ChainAllocator, rows: RequestRows, shape: DemandShape) -> None:
+        self.chain = chain
+        self.rows = rows
+        self.shape = shape
+        self.prefilling_count = 0
+        """Live rows whose prompt is not computed yet."""
+        self.uneven_count = 0
+        """Live rows marked uneven; while there are none, promises are charged by sums."""
+
+    def lapse(self, rows: Units) -> None:
+        """End the promises of rows; what they took stays theirs."""
+        rows = rows[self.rows.promised[rows] > 0]
+        for index, band in enumerate(self.chain.bands):
+            band.promise(-self.owed(index, rows))
+        self.rows.promised[rows] = 0
+        self.mark_uneven(rows)
+
+    def owed(self, index: int, rows: Units) -> int:
+        """Return the units of a band that rows may still take on their promises."""
+        missing = self.rows.peak_units[index][rows] - self._held(index, rows)
+        return int((np.maximum(missing, 0) * self.rows.promised[rows]).sum())
+
+    def growth_units(self) -> UnitCounts:
+        """Return what live requests whose promise lapsed are still missing to their peaks."""
+        rows = self.rows.request_id.nonzero()[0]
+        rows = rows[self.rows.promised[rows] == 0]
+        return tuple(
+            int(np.maximum(self.rows.peak_units[index][rows] - self._held(index, rows), 0).sum())
+            for index in range(len(self.chain.bands))
+        )
+
+    def spare(self, index: int, rows: Units) -> Units:
+        """Return, row by row, the units that the row may still take on its promise."""
+        missing = self.rows.peak_units[index][rows] - self._held(index, rows)
+        spare: Units = np.maximum(missing, 0) * self.rows.promised[rows]
+        return spare
+
+    def end_prefill(self, rows: Units) -> None:
+        """Give back what was priced for chunks: from here on a step is all that comes on top."""
+        columns = self.rows
+        for row in rows.tolist():
+            prompt = int(columns.prompt_tokens[row])
+            request = RequestShape(
+                prompt_tokens=prompt, new_tokens=int(columns.total_tokens[row]) - prompt
+            )
+            steady = steady_demand(
+                self.shape,
+                request,
+                mode=WindowMode.STEP,
+                chunk_tokens=int(columns.reach_tokens[row]),
+            ).units
+            for index in self.chain.window_indices:
+                here = rows[rows == row]
+                before = self.owed(index, here)
+                columns.peak_units[index, row] = min(
+                    int(columns.peak_units[index, row]), steady[index]
+                )
+                self.chain.bands[index].promise(self.owed(index, here) - before)
+        columns.limit_tokens[rows] = columns.total_tokens[rows]
+        columns.reach_tokens[rows] = self.shape.step_tokens
+        columns.prefilling[rows] = 0
+        self.prefilling_count -= rows.size
+
+    def held_sums(self, rows: Units) -> UnitCounts:
+        """Return the units per band that rows hold."""
+        return tuple(int(self._held(index, rows).sum()) for index in range(len(self.chain.bands)))
+
+    def owed_sums(self, rows: Units) -> UnitCounts:
+        """Return the units per band that rows may still take on their promises."""
+        return tuple(self.owed(index, rows) for index in range(len(self.chain.bands)))
+
+    def mark_uneven(self, rows: Units) -> None:
+        """Have these rows counted one by one from now on."""
+        self.uneven_count += rows.size - int(self.rows.uneven[rows].sum())
+        self.rows.uneven[rows] = 1
+
+    def check(self) -> None:
+        """Check the chain and, in strict mode, that requests and bands tell the same story.
+
+        Invariants: request.rows_match_bands, request.promises_add_up.
+        """
+        self.chain.check()
+        if self.chain.monitor.level < CheckLevel.STRICT:
+            return
+        rows = self.rows.request_id.nonzero()[0]
+        for index, band in enumerate(self.chain.bands):
+            if index == self.chain.state_index:
+                slots = self.rows.slot[rows]
+                held = np.sort(slots[slots > 0])
+            else:
+                first = self.rows.dropped_pages[index][rows]
+                run, places = ragged(first, self.rows.page_count[rows] - first)
+                held = np.sort(self.rows.pages[rows[run], places])
+            if not np.array_equal(held, band.bound_ids()):
+                self.chain.monitor.fail(
+                    "request.rows_match_bands",
+                    f"requests hold {held.size} units of band {band.geometry.name}, "
+                    f"the band has {band.live_units} live",
+                )
+            owed = self.owed(index, rows)
+            if owed != band.promised_units:
+                self.chain.monitor.fail(
+                    "request.promises_add_up",
+                    f"requests may still take {owed} units of band {band.geometry.name}, "
+                    f"the band promised {band.promised_units}",
+                )
+
+    def _held(self, index: int, rows: Units) -> Units:
+        if index == self.chain.state_index:
+            held: Units = np.minimum(self.rows.slot[rows], 1)
+            return held
+        return self.rows.held_units(
+            index, rows, is_window=self.shape.lifetimes[index] is Lifetime.WINDOW
+        )

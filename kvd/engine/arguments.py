@@ -1,0 +1,98 @@
+"""What operations say: arrays and numbers read and checked before anything is changed."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvd.alloc.requests import RequestTable
+from kvd.errors import OperationError
+from kvd_proto.errors import ErrorCode
+from kvd_proto.operations import Admit
+
+REQUEST_BYTES = 8
+TOKEN_BYTES = 4
+OPERATION_REQUESTS_MAX = 65536
+"""Requests that one operation may name; it bounds how long one operation keeps the daemon busy."""
+TOKENS_MAX = (1 << 31) - 1
+RESERVE_BATCHES_MAX = 1 << 20
+PERMILLE = 1000
+
+
+class AdmitArguments(NamedTuple):
+    """A checked admit, request by request."""
+
+    ids: list[int]
+    prompt_tokens: list[int]
+    new_tokens_max: list[int]
+    take_tokens: NDArray[np.int64] | None
+
+
+def read_admit(operation: Admit, table: RequestTable) -> AdmitArguments:
+    """Check every value of an admit; raises OperationError naming the first wrong one."""
+    ids = read_request_ids(operation.requests, what="admit.requests")
+    prompts = read_tokens(
+        operation.prompt_tokens, count=len(ids), what="admit.prompt_tokens", tokens_min=1
+    )
+    news = read_tokens(
+        operation.new_tokens_max, count=len(ids), what="admit.new_tokens_max", tokens_min=0
+    )
+    chunk = operation.chunk_tokens
+    for what, value, value_max in (
+        ("chunk_tokens", chunk, TOKENS_MAX),
+        ("reserve_batches", operation.reserve_batches, RESERVE_BATCHES_MAX),
+        ("growth_permille", operation.growth_permille, PERMILLE),
+    ):
+        if not 0 <= value <= value_max:
+            raise OperationError(f"admit.{what} is {value}; 0 to {value_max} is allowed")
+    previous = 0
+    for request in ids:
+        table.names.check_new(request)
+        if request <= previous:
+            raise OperationError(
+                f"admit.requests has {request} after {previous}; ids ascend",
+                code=ErrorCode.BAD_REQUEST_ID,
+            )
+        previous = request
+    table.names.check_waiting_room(ids)
+    takes = None
+    if operation.take_tokens:
+        takes = read_tokens(
+            operation.take_tokens, count=len(ids), what="admit.take_tokens", tokens_min=1
+        )
+        limit = np.minimum(prompts, chunk or table.chunk_tokens)
+        over = (takes > limit).nonzero()[0]
+        if over.size:
+            place = int(over[0])
+            raise OperationError(
+                f"admit.take_tokens asks {takes[place]} tokens for request {ids[place]}; at "
+                f"most {limit[place]} of its prompt can be taken at once"
+            )
+    return AdmitArguments(ids, prompts.tolist(), news.tolist(), takes)
+
+
+def read_request_ids(encoded: bytes, *, what: str) -> list[int]:
+    """Return the request ids of an operation; raises OperationError for a ragged array."""
+    if len(encoded) % REQUEST_BYTES or not encoded:
+        raise OperationError(
+            f"{what} of {len(encoded)} bytes is not a non-empty array of 8-byte request ids"
+        )
+    if len(encoded) > OPERATION_REQUESTS_MAX * REQUEST_BYTES:
+        raise OperationError(
+            f"{what} names {len(encoded) // REQUEST_BYTES} requests; at most "
+            f"{OPERATION_REQUESTS_MAX} are allowed"
+        )
+    ids: list[int] = np.frombuffer(encoded, dtype="<i8").tolist()
+    return ids
+
+
+def read_tokens(encoded: bytes, *, count: int, what: str, tokens_min: int) -> NDArray[np.int64]:
+    """Return token counts, one per request; raises OperationError naming the first bad one."""
+    if len(encoded) != count * TOKEN_BYTES:
+        raise OperationError(
+            f"{what} has {len(encoded)} bytes, {count} requests need {count * TOKEN_BYTES}"
+        )
+    tokens = np.frombuffer(encoded, dtype="<i4").astype(np.int64)
+    if count and int(tokens.min()) < tokens_min:
+        raise OperationError(f"{what} has {int(tokens.min())}, at least {tokens_min} is needed")
+    return tokens

@@ -1,0 +1,105 @@
+"""Outcomes of operations that change what requests hold: columns, results and effects in order."""
+
+import numpy as np
+
+from kvd.alloc.band import Units
+from kvd.alloc.chain import BandMoves, ChainAllocator, Shortage
+from kvd.alloc.requests import Freed, Grant
+from kvd.engine.columns import ColumnBuilder
+from kvd.engine.effects import EffectBuilder
+from kvd_proto.outcomes import (
+    NO_COLUMN,
+    AnyResult,
+    ClearSlots,
+    Column,
+    Outcome,
+    Refusal,
+    ResetRows,
+    TakeResult,
+    WriteRows,
+    WriteSlots,
+)
+from kvd_proto.outcomes import Freed as FreedResult
+
+
+class OutcomeBuilder:
+    """Collects one operation's outcome."""
+
+    def __init__(self, chain: ChainAllocator) -> None:
+        self.columns = ColumnBuilder()
+        self._chain = chain
+        self._effects = EffectBuilder(chain.geometry, self.columns)
+
+    def build(self, result: AnyResult) -> Outcome:
+        """Return the outcome with this result."""
+        columns = self.columns
+        return Outcome(result, self._effects.segments(), columns.lengths, columns.encode())
+
+    def reset_rows(self, rows: Units) -> None:
+        """Have the next launch reset rows that were handed out."""
+        self._effects.add(ResetRows(self.columns.add(rows)))
+
+    def moves(self, moved: list[BandMoves]) -> None:
+        """Add the copies of a rearrangement, in order."""
+        for item in moved:
+            self._effects.move(item.band_index, item.moves)
+
+    def freed(self, freed: list[Freed]) -> FreedResult:
+        """Let virtual ids read as the sink; return the counts per band."""
+        counts = [0] * len(self._chain.bands)
+        for item in freed:
+            counts[item.band_index] = item.virtual.size
+            if item.virtual.size:
+                self._effects.unmap_units(item.band_index, self.columns.add(item.virtual))
+        return FreedResult(tuple(counts))
+
+    def ended(self, rows: Units, freed: list[Freed]) -> FreedResult:
+        """Take pages, slots and rows of requests that ended out of all tables."""
+        result = self.freed(freed)
+        if self._chain.state_index is not None:
+            zeros = np.zeros(rows.size, dtype=np.int64)
+            self._effects.add(WriteSlots(self.columns.add(rows), self.columns.add(zeros)))
+        return result
+
+    def grant(self, grant: Grant) -> TakeResult:
+        """Add what a take did: retract, move, zero the new pages, then let the tables name them."""
+        columns, effects = self.columns, self._effects
+        physical = [NO_COLUMN] * len(self._chain.bands)
+        page_rows = places = virtual = retracted = NO_COLUMN
+        if grant.retracted.size:
+            retracted = columns.add(grant.retracted)
+            self.ended(grant.retracted, grant.freed)
+        self.moves(grant.moves)
+        if grant.physical:
+            page_rows = columns.add(grant.page_rows)
+            places = columns.add(grant.page_places)
+            virtual = columns.add(grant.virtual)
+            for index, units in zip(self._chain.token_indices, grant.physical, strict=True):
+                column: Column = columns.add(units)
+                physical[index] = column
+                effects.zero(index, column, units)
+                effects.map_units(index, virtual, column)
+            effects.add(WriteRows(page_rows, places, virtual))
+        if grant.slot_rows.size and self._chain.state_index is not None:
+            index = self._chain.state_index
+            slots, units_column = columns.add(grant.slot_virtual), columns.add(grant.slot_physical)
+            physical[index] = units_column
+            effects.map_units(index, slots, units_column)
+            effects.add(WriteSlots(columns.add(grant.slot_rows), slots))
+            effects.add(ClearSlots(units_column))
+        return TakeResult(page_rows, places, virtual, tuple(physical), retracted)
+
+
+def refusal_of(shortage: Shortage, *, stage_index: int, request: int) -> Refusal:
+    """Return a shortage as it travels."""
+    return Refusal(
+        reason=shortage.reason,
+        stage=stage_index,
+        band=shortage.band,
+        request=request,
+        short_units=shortage.short_units,
+        short_bytes=shortage.short_bytes,
+        obstacle=shortage.obstacle,
+        remover=shortage.remover,
+        waiting_helps=shortage.waiting_helps,
+    )
