@@ -139,6 +139,18 @@ class ServeSettings:
         WholeNumber((0, 1 << 24)),
         "log entries kept beyond what ranks still need, to show what came before a divergence",
     )
+    idle_move_units_max: int = setting(
+        4_096,
+        WholeNumber((0, 1 << 20)),
+        "pages and slots that an idle program's stage moves to draw its frontiers back, so that "
+        "later takes need not; 0 moves nothing unasked",
+    )
+    batch_move_units_max: int = setting(
+        0,
+        WholeNumber((0, 1 << 20)),
+        "the same at the end of every batch; moves share the bandwidth of the forwards, so the "
+        "default leaves them to takes that need them",
+    )
     busy_poll_us: Microseconds = setting(
         Microseconds(0),
         WholeNumber((0, _ALWAYS_US), word_for_highest="always"),

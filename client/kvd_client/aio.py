@@ -16,7 +16,7 @@ from kvd_client.hello import Config, build_hello, declaration_of, hello_message,
 from kvd_client.launch import Step
 from kvd_client.rank import DEADLINE_MS, Rank, connecting, map_memory
 from kvd_client.transport import Transport, exchange_async
-from kvd_proto.control import Mode, Role
+from kvd_proto.control import Mode, Role, WhatIf, WhatIfReply
 from kvd_proto.memory import Declaration, SizingInputs
 from kvd_proto.operations import AnyFact
 
@@ -115,6 +115,30 @@ class AsyncClient(Rank):
     async def ping(self) -> None:
         """Show the daemon that this rank lives; an idle client does it within the heartbeat."""
         await self.run(self.session.ping())
+
+    async def what_if(
+        self,
+        demand_units: Sequence[int] = (),
+        *,
+        prompt_tokens: int = 0,
+        new_tokens_max: int = 0,
+        chunk_tokens: int = 0,
+    ) -> WhatIfReply:
+        """Ask whether a demand would fit now, after which rearrangement, and what it would move.
+
+        Either units per band in chain order, or a request by its tokens; the answer also says how
+        many new tokens memory can ever grant it. Changes nothing.
+        """
+        question = WhatIf(
+            demand_units=tuple(demand_units),
+            prompt_tokens=prompt_tokens,
+            new_tokens_max=new_tokens_max,
+            chunk_tokens=chunk_tokens,
+        )
+        await self.run(self.session.what_if(question))
+        reply = self.session.what_if_reply
+        assert reply is not None
+        return reply
 
     async def close(self) -> None:
         """Say goodbye, which ends the incarnation, and release everything; harmless when repeated.

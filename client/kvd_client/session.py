@@ -53,7 +53,17 @@ from kvd_proto.codec import (
     encode,
     join_batch,
 )
-from kvd_proto.control import Bye, ErrorReply, Header, MessageKind, Mode, Ping, Welcome
+from kvd_proto.control import (
+    Bye,
+    ErrorReply,
+    Header,
+    MessageKind,
+    Mode,
+    Ping,
+    Welcome,
+    WhatIf,
+    WhatIfReply,
+)
 from kvd_proto.errors import ErrorCode, FrameError
 from kvd_proto.operations import AnyFact, RankFailed
 from kvd_proto.outcomes import Entry, Failed
@@ -90,6 +100,7 @@ class Session:
         self._outstanding: Outstanding | None = None
         self._failure: KvdClientError | None = None
         self._report: str | None = None
+        self.what_if_reply: WhatIfReply | None = None
         self.applying = False
         self._facts: deque[AnyFact] = deque()
         self._backlog = Backlog()
@@ -224,6 +235,12 @@ class Session:
         yield from self.settle()
         yield from self._ask(MessageKind.PING, encode(Ping()))
 
+    def what_if(self, question: WhatIf) -> Flow:
+        """Ask what a demand would meet now; the answer is `what_if_reply`."""
+        yield from self.settle()
+        self.what_if_reply = None
+        yield from self._ask(MessageKind.ASK, encode(question))
+
     def say_bye(self) -> Flow:
         """Settle and leave on purpose."""
         yield from self.settle()
@@ -268,8 +285,21 @@ class Session:
             )
         if outstanding.kind == MessageKind.FOLLOW:
             return header.kind == MessageKind.REPLY and self._accept_follow(answer.body)
+        if outstanding.kind == MessageKind.ASK:
+            return header.kind == MessageKind.ASK and self._accept_what_if(answer.body)
         if header.kind != MessageKind.ACK:
             return False
+        self._outstanding = None
+        return True
+
+    def _accept_what_if(self, body: bytes) -> bool:
+        try:
+            reply = decode_control(body)
+        except FrameError as error:
+            raise self._unreadable(error.message) from error
+        if not isinstance(reply, WhatIfReply):
+            raise self._unreadable(f"a what-if was answered by {type(reply).__name__}")
+        self.what_if_reply = reply
         self._outstanding = None
         return True
 

@@ -13,6 +13,7 @@ from kvd.build import StageStorage
 from kvd.engine.describe import describe_operation
 from kvd.engine.log import LogRecord, StageLog
 from kvd.engine.stage import DONE, StageEngine
+from kvd.engine.what_if import what_if
 from kvd.errors import DivergenceError, OperationError, SessionError
 from kvd_proto.codec import (
     decode_fact,
@@ -21,6 +22,7 @@ from kvd_proto.codec import (
     encode,
     split_batch,
 )
+from kvd_proto.control import WhatIf, WhatIfReply
 from kvd_proto.errors import ErrorCode, FrameError
 from kvd_proto.operations import (
     BatchEnd,
@@ -145,6 +147,13 @@ class Incarnation:
         if self.applied[rank] >= self.log.end_position:
             return None
         return self._reply(rank, self.log.end_position)
+
+    def what_if(self, question: WhatIf) -> WhatIfReply:
+        """Answer what a demand would meet now; nothing is logged and nothing changes.
+
+        Raises OperationError for a question that makes no sense.
+        """
+        return what_if(self.engine.requests, question)
 
     # ---- facts and the daemon's own entries -----------------------------------------------------
 

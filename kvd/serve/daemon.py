@@ -217,6 +217,8 @@ def group_settings(settings: Settings, *, epoch: int) -> GroupSettings:
         level=CheckLevel[serve.check_level.upper()],
         ring_entry_count_max=serve.log_ring_count,
         lag_entry_count_max=serve.rank_lag_count_max,
+        idle_moves_max=serve.idle_move_units_max,
+        batch_moves_max=serve.batch_move_units_max,
         group_wait_ms=serve.group_wait_ms,
         lag_wait_ms=serve.lag_wait_ms,
         quiet_wait_ms=serve.quiet_wait_ms,

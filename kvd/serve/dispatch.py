@@ -9,19 +9,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
 
+from kvd.engine.incarnation import Incarnation
 from kvd.errors import DivergenceError, InvariantError, SessionError
 from kvd.serve.group import GroupSettings, Running, Session
 from kvd.serve.lobby import Lobby, Send
 from kvd.serve.memory import DescriptorKeeper
 from kvd.serve.timing import CoreTimes
-from kvd_proto.codec import decode_header, encode
-from kvd_proto.control import Ack, ErrorReply, Header, MessageKind
+from kvd_proto.codec import decode_control, decode_header, encode
+from kvd_proto.control import Ack, ErrorReply, Header, MessageKind, WhatIf
 from kvd_proto.errors import ErrorCode, KvdError
-
-if TYPE_CHECKING:
-    from kvd.engine.incarnation import Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +164,8 @@ class Dispatcher:
                 self.lobby.end_group(session.group, cause, code=ErrorCode.RANK_LOST)
         elif header.kind is MessageKind.PING:
             self._ack(session)
+        elif header.kind is MessageKind.ASK:
+            self._ask(session, incarnation, body)
         elif header.kind is MessageKind.BYE:
             self._ack(session)
             cause = f"{session.describe()} left"
@@ -264,6 +263,15 @@ class Dispatcher:
                 retry=True,
             ),
         )
+
+    def _ask(self, session: Session, incarnation: Incarnation, body: bytes) -> None:
+        question = decode_control(body)
+        if not isinstance(question, WhatIf):
+            raise SessionError(
+                f"{type(question).__name__} is no question", code=ErrorCode.BAD_FRAME
+            )
+        header = Header(MessageKind.ASK, self._settings.epoch, session.token)
+        self._send(session.identity, encode(header), encode(incarnation.what_if(question)))
 
     def _ack(self, session: Session) -> None:
         header = Header(MessageKind.ACK, self._settings.epoch, session.token)

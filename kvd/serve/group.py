@@ -40,6 +40,8 @@ class GroupSettings:
     level: CheckLevel
     ring_entry_count_max: int
     lag_entry_count_max: int
+    idle_moves_max: int
+    batch_moves_max: int
     group_wait_ms: int
     lag_wait_ms: int
     quiet_wait_ms: int
@@ -198,6 +200,8 @@ class Group:
                     level=self._settings.level,
                     ring_entries_max=self._settings.ring_entry_count_max,
                     lag_entries_max=self._settings.lag_entry_count_max,
+                    idle_moves_max=self._settings.idle_moves_max,
+                    batch_moves_max=self._settings.batch_moves_max,
                 )
                 for stage in storage.stages
             ),
