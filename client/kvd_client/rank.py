@@ -242,6 +242,7 @@ class Rank:
     def check(self) -> None:
         """Raise KvdClientError naming the first invariant of this client that does not hold."""
         self.session.book.check()
+        self.session.steps.check()
 
     def new_step(self, forward_stream: Stream | None, step: int | None) -> Step:
         """Return the next step, not begun; for the launch blocks of the clients."""

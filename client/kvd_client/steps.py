@@ -3,12 +3,12 @@
 Without overlap a step is processed before the next one is launched, so at most one is in flight.
 
 Invariants:
-    steps.in_order: `processed <= launched <= processed + 1`
+    steps.in_order: `processed <= launched <= processed + 1`, on a rank that decides its steps
 """
 
 from kvd_client.calls import Call
 from kvd_client.device.port import Stream
-from kvd_client.errors import StepOrderError
+from kvd_client.errors import KvdClientError, StepOrderError
 from kvd_proto.errors import ErrorCode
 from kvd_proto.operations import Launch, Processed
 from kvd_proto.outcomes import AnyResult, Done
@@ -83,3 +83,10 @@ class StepBook:
         """Take in that a batch was answered: its notices are in the log."""
         self.notices.clear()
         self._idle = idles
+
+    def check(self) -> None:
+        """Raise KvdClientError naming the first invariant that does not hold."""
+        if not self._follows and not self.processed <= self.launched <= self.processed + 1:
+            raise KvdClientError(
+                f"steps.in_order: step {self.launched} is launched, {self.processed} processed"
+            )
