@@ -143,6 +143,9 @@ class HostStream:
         self._worker.join(timeout_ms / 1000)
         if self._worker.is_alive():
             raise self._timed_out("did not end", timeout_ms)
+        if self._lane is not None:
+            # Failed work and what came behind it were never done, and never will be.
+            self._lane.complete()
 
     def _check_owner(self) -> None:
         if self._pid != os.getpid():
