@@ -159,7 +159,7 @@ class Session:
     def send_batch(self, batch: Batch) -> Flow:
         """Send a batch and apply its reply; raises OperationError for wrong use in it."""
         yield from self.settle()
-        if batch.processed_steps:
+        if batch.processed_steps and self.steps.unfinished is not None:
             yield HostWait(self._wait_step)
         index = self._next_index
         calls = batch.seal(self.program, index, self.steps.notices)
@@ -402,11 +402,11 @@ class Session:
 
     def _wait_step(self) -> None:
         """Block until the last step's work is over; raises DeadlineError, or DeviceError."""
-        forward = self.steps.forward
-        if forward is None:
+        end = self.steps.unfinished
+        if end is None:
             return
         try:
-            forward.synchronize(self.deadline_ms)
+            end.synchronize(self.deadline_ms)
         except DeviceError as error:
             step = self.steps.launched
             if error.code == ErrorCode.TIMED_OUT:
