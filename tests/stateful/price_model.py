@@ -7,7 +7,7 @@ exhaustive answers try every place of every band; ``realize`` carries a layout o
 import random
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kvd.price.geometry import BandKind, ChainGeometry, chain_geometry
 from kvd.price.layout import Layout, Step, move_order, moved_units_max
@@ -91,6 +91,35 @@ def _merged(intervals: list[Interval]) -> tuple[Interval, ...]:
     lows = [covered[0], *(above for _, above in cuts)]
     highs = [*(below + 1 for below, _ in cuts), covered[-1] + 1]
     return tuple(zip(lows, highs, strict=True))
+
+
+def chain_of(
+    *bands: tuple[int, int, int, int], arena_bytes: int, sink_bytes: int = 1
+) -> ChainSnapshot:
+    """Return a chain of bands given as (unit bytes, start, end, live units); the rest is holes."""
+    kinds = [BandKind.FLOAT] * len(bands)
+    kinds[0] = BandKind.GROW_UP
+    kinds[-1] = BandKind.GROW_DOWN
+    geometry = chain_geometry(
+        arena_bytes=arena_bytes,
+        sink_bytes=sink_bytes,
+        bands=tuple((f"band_{index}", kinds[index], band[0]) for index, band in enumerate(bands)),
+    )
+    return ChainSnapshot(
+        arena_bytes,
+        sink_bytes,
+        tuple(
+            BandSnapshot(grid, start, end, live, end - start - live)
+            for grid, (_, start, end, live) in zip(geometry.bands, bands, strict=True)
+        ),
+    )
+
+
+def changed(snapshot: ChainSnapshot, index: int, **fields: Any) -> ChainSnapshot:
+    """Return the chain with some fields of one band replaced."""
+    band = snapshot.bands[index]._replace(**fields)
+    bands = (*snapshot.bands[:index], band, *snapshot.bands[index + 1 :])
+    return snapshot._replace(bands=bands)
 
 
 # ---- drawing ------------------------------------------------------------------------------------
