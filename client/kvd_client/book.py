@@ -89,7 +89,9 @@ class RequestBook:
     def check(self) -> None:
         """Raise KvdClientError naming the first invariant that does not hold."""
         bound = self._ids.nonzero()[0]
-        if {int(self._ids[row]): int(row) for row in bound} != self._rows:
+        named = {int(self._ids[row]): int(row) for row in bound}
+        # Two rows of one request collapse in the dictionary; their number tells.
+        if named != self._rows or len(bound) != len(named):
             raise KvdClientError("book.rows_match: rows and ids do not name each other")
         for request in self._standing.tolist():
             if request not in self._rows:

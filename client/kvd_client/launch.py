@@ -55,7 +55,7 @@ class Step:
             if self._forward is not self._allocator:
                 self._forward.wait(self._allocator.record())
             session.applier.enqueue_launch_work(self._forward)
-        session.steps.begin(self.number, self.position, self._forward)
+        session.steps.begin(self.number, self.position)
         self._open = True
 
     def end(self) -> None:
@@ -68,6 +68,7 @@ class Step:
             if self._forward is not self._allocator:
                 self._allocator.wait(end)
             session.applier.note_step(self.number, end)
+            session.steps.note_end(end)
 
     def aborted(self) -> StepAborted:
         """Return the fact that this step was left by an exception."""

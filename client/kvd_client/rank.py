@@ -242,6 +242,7 @@ class Rank:
     def check(self) -> None:
         """Raise KvdClientError naming the first invariant of this client that does not hold."""
         self.session.book.check()
+        self.session.steps.check()
 
     def new_step(self, forward_stream: Stream | None, step: int | None) -> Step:
         """Return the next step, not begun; for the launch blocks of the clients."""
@@ -265,5 +266,16 @@ class Rank:
         with ExitStack() as stack:
             stack.callback(self._transport.close)
             stack.callback(self._mapped.memory.close)
-            if self._mapped.own_stream:
-                stack.callback(self._mapped.stream.close, self.deadline_ms)
+            stack.callback(self._end_stream)
+
+    def _end_stream(self) -> None:
+        """Let the stream run dry, so that nothing touches the memory behind the connection's end.
+
+        The fence page goes last, and only then: whatever still plays the stream writes to it.
+        """
+        mapped = self._mapped
+        if mapped.own_stream:
+            mapped.stream.close(self.deadline_ms)
+        else:
+            mapped.stream.synchronize(self.deadline_ms)
+        mapped.fences.close()

@@ -170,7 +170,7 @@ class Session:
     def send_batch(self, batch: Batch) -> Flow:
         """Send a batch and apply its reply; raises OperationError for wrong use in it."""
         yield from self.settle()
-        if batch.processed_steps:
+        if batch.processed_steps and self.steps.unfinished is not None:
             yield HostWait(self._wait_step)
         index = self._next_index
         calls = batch.seal(self.program, index, self.steps.notices)
@@ -183,7 +183,7 @@ class Session:
             )
         message = Message(self._frames(MessageKind.BATCH, body, index))
         outstanding = Outstanding(MessageKind.BATCH, message, calls, index, batch)
-        self._outstanding = outstanding
+        self._put_out(outstanding)
         yield from self._complete(outstanding, self.deadline_ms)
         if outstanding.failed is not None:
             raise failure_of(outstanding.failed)
@@ -200,8 +200,9 @@ class Session:
                 self._apply_backlog(position)
                 continue
             message = Message(self._frames(MessageKind.FOLLOW, encode(Ping())))
-            self._outstanding = Outstanding(MessageKind.FOLLOW, message, [])
-            yield from self._complete(self._outstanding, deadline_ms)
+            outstanding = Outstanding(MessageKind.FOLLOW, message, [])
+            self._put_out(outstanding)
+            yield from self._complete(outstanding, deadline_ms)
 
     def state_fact(self, fact: AnyFact) -> Flow:
         """State a fact; it stays due until the daemon has taken it."""
@@ -250,8 +251,17 @@ class Session:
 
     def _ask(self, kind: MessageKind, body: bytes) -> Flow:
         outstanding = Outstanding(kind, Message(self._frames(kind, body)), [])
-        self._outstanding = outstanding
+        self._put_out(outstanding)
         yield from self._complete(outstanding, self.deadline_ms)
+
+    def _put_out(self, outstanding: Outstanding) -> None:
+        """Make a request the one that waits; raises KvdClientError while another does."""
+        if self._outstanding is not None:
+            raise KvdClientError(
+                f"session.one_outstanding: a {outstanding.kind.value} would be sent while the "
+                f"answer to a {self._outstanding.kind.value} is out"
+            )
+        self._outstanding = outstanding
 
     def _complete(self, outstanding: Outstanding, deadline_ms: int) -> Flow:
         """Exchange until the answer to this request came; it is applied then."""
@@ -422,11 +432,11 @@ class Session:
 
     def _wait_step(self) -> None:
         """Block until the last step's work is over; raises DeadlineError, or DeviceError."""
-        forward = self.steps.forward
-        if forward is None:
+        end = self.steps.unfinished
+        if end is None:
             return
         try:
-            forward.synchronize(self.deadline_ms)
+            end.synchronize(self.deadline_ms)
         except DeviceError as error:
             step = self.steps.launched
             if error.code == ErrorCode.TIMED_OUT:

@@ -3,12 +3,12 @@
 Without overlap a step is processed before the next one is launched, so at most one is in flight.
 
 Invariants:
-    steps.in_order: `processed <= launched <= processed + 1`
+    steps.in_order: `processed <= launched <= processed + 1`, on a rank that decides its steps
 """
 
 from kvd_client.calls import Call
-from kvd_client.device.port import Stream
-from kvd_client.errors import StepOrderError
+from kvd_client.device.port import Event
+from kvd_client.errors import KvdClientError, StepOrderError
 from kvd_proto.errors import ErrorCode
 from kvd_proto.operations import Launch, Processed
 from kvd_proto.outcomes import AnyResult, Done
@@ -25,7 +25,7 @@ class StepBook:
         self.launched = 0
         self.processed = 0
         self.notices: list[Launch] = []
-        self.forward: Stream | None = None
+        self._end: Event | None = None
 
     def check_closed(self, what: str) -> None:
         """Raise StepOrderError inside an open launch."""
@@ -59,13 +59,23 @@ class StepBook:
             )
         return self.launched + 1
 
-    def begin(self, step: int, position: int, forward: Stream) -> None:
+    def begin(self, step: int, position: int) -> None:
         """Take note of a launch, whose notice heads the next batch."""
         self.launched = step
-        self.forward = forward
+        self._end = None
         if not self._follows:
             self.notices.append(Launch(step, position))
         self.open = True
+
+    def note_end(self, end: Event) -> None:
+        """Take note of the event behind the work of the step that was launched last."""
+        self._end = end
+
+    @property
+    def unfinished(self) -> Event | None:
+        """Return the event to wait for before the last step is over; None if it is over."""
+        end = self._end
+        return None if end is None or end.reached else end
 
     def check_processed(self, step: int, *, ahead: int) -> None:
         """Raise StepOrderError unless ``step`` is next, ``ahead`` notices being in the batch."""
@@ -83,3 +93,10 @@ class StepBook:
         """Take in that a batch was answered: its notices are in the log."""
         self.notices.clear()
         self._idle = idles
+
+    def check(self) -> None:
+        """Raise KvdClientError naming the first invariant that does not hold."""
+        if not self._follows and not self.processed <= self.launched <= self.processed + 1:
+            raise KvdClientError(
+                f"steps.in_order: step {self.launched} is launched, {self.processed} processed"
+            )

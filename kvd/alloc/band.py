@@ -7,7 +7,9 @@ Invariants:
     band.conservation: span = live + holes, each unit in one class only;
     band.maps_inverse: a bound unit and its virtual id name each other;
     band.ids_partition: every id of a band that mints is either free or bound;
-    band.holes_ordered: the hole container and the inbox hold exactly the units marked HOLE.
+    band.holes_ordered: the hole container and the inbox hold exactly the units marked HOLE;
+    band.take_unbound: units and ids that are bound were free before;
+    band.free_of_bound_page: ids that are unbound were bound before, to units that name them.
 """
 
 from dataclasses import dataclass

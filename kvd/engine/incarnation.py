@@ -51,6 +51,8 @@ class BatchRecord:
     end_index: int
     body: bytes
     rank: int
+    start_position: int
+    """End of the log before this batch."""
     end_position: int
 
 
@@ -137,10 +139,16 @@ class Incarnation:
         return 0 if state is None else state.next_index
 
     def lags(self, program: int, index: int) -> bool:
-        """Return whether a batch has to wait until the slowest rank has caught up."""
-        if index != self.next_index(program):
+        """Return whether a batch has to wait until the slowest rank has caught up.
+
+        The program's newest batch does not count: a follower says that it applied one only when it
+        is told of the next.
+        """
+        state = self._programs.get(program)
+        if state is None or not state.batches or index != state.next_index:
             return False
-        return self.log.end_position - min(self.applied.values()) > self._lag_entries_max
+        behind = state.batches[-1].start_position - min(self.applied.values())
+        return behind > self._lag_entries_max
 
     def follow(self, rank: int) -> bytes | None:
         """Return the entries behind a follower's cursor, or None while there are none."""
@@ -192,7 +200,7 @@ class Incarnation:
         raws = split_batch(body)
         operations = [decode_operation(raw) for raw in raws]
         _check_batch(operations)
-        first_index = state.next_index
+        first_index, start_position = state.next_index, self.log.end_position
         state.idle = False
         wrong = False
         for index, operation in enumerate(operations, first_index):
@@ -212,7 +220,9 @@ class Incarnation:
             if self._own:
                 self._pass_gate()
         state.next_index = first_index + len(operations)
-        record = BatchRecord(first_index, state.next_index, body, rank, self.log.end_position)
+        record = BatchRecord(
+            first_index, state.next_index, body, rank, start_position, self.log.end_position
+        )
         state.batches.append(record)
         return record
 

@@ -3,7 +3,7 @@
 An entry is kept while some rank has not applied it, and after that in a ring of the newest ones,
 for whoever wants to look back.
 
-Invariant:
+Invariants:
     log.positions_gapless: every entry follows the one before it; the first stands at position 1.
 """
 

@@ -3,7 +3,7 @@
 Overlap comes with the page lifecycle; until then a step is processed before anything is taken,
 freed or moved, which is what lets freed units be reused at once.
 
-Invariant:
+Invariants:
     step.order: steps are launched and processed in order, each once.
 """
 

@@ -11,7 +11,7 @@ from kvd.price.geometry import BandKind
 from kvd.price.search import Span, Units
 from kvd.price.snapshot import BandSnapshot, ChainSnapshot, Interval, Tier
 
-FLOAT, GROW_UP = BandKind.FLOAT, BandKind.GROW_UP
+GROW_UP, FLOAT, GROW_DOWN = BandKind
 STREAM = Tier.STREAM
 
 
@@ -130,7 +130,7 @@ def flushes(needs: list[Need]) -> list[tuple[bool, bool]]:
     The low end comes first, for no better reason than that every rank must flush the same one.
     """
     low = needs[0].kind is GROW_UP and _shrinks(needs[0])
-    high = needs[-1].kind is not FLOAT and needs[-1].kind is not GROW_UP and _shrinks(needs[-1])
+    high = needs[-1].kind is GROW_DOWN and _shrinks(needs[-1])
     choices = [(True, False)] if low else []
     if high:
         choices.append((False, True))

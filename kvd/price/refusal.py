@@ -110,7 +110,7 @@ def _stop(needs: list[Need], sink_bytes: int) -> tuple[int, int]:
         start, end, overlap_units = _placed(need, cursor_bytes)
         low_bytes, high_bytes = start * need.unit_bytes, end * need.unit_bytes
         overlap_bytes = max(cursor_bytes - low_bytes, overlap_units * need.unit_bytes)
-        if need.kind is not FLOAT:
+        if need.kind is not FLOAT and low_bytes < high_bytes:
             met = [
                 piece for piece in need.foreign if piece[0] < high_bytes and piece[1] > low_bytes
             ]

@@ -163,7 +163,9 @@ class Dispatcher:
                 cause = f"{session.describe()} cannot go on: {failed.reason}"
                 self.lobby.end_group(session.group, cause, code=ErrorCode.RANK_LOST)
         elif header.kind is MessageKind.PING:
+            incarnation.confirm(rank, header.position)
             self._ack(session)
+            self._retry_parked()
         elif header.kind is MessageKind.ASK:
             self._ask(session, incarnation, body)
         elif header.kind is MessageKind.BYE:

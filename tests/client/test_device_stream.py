@@ -129,6 +129,36 @@ def test_a_stream_waits_for_the_event_of_another(stream: HostStream) -> None:
     other.close(DEADLINE_MS)
 
 
+def test_the_host_waits_for_an_event_and_no_further(stream: HostStream) -> None:
+    first, second = Gate(), Gate()
+    stream.submit(first)
+    event = stream.record()
+    stream.submit(second)
+
+    with pytest.raises(DeviceError) as late:
+        event.synchronize(SHORT_MS)
+    assert late.value.code is ErrorCode.TIMED_OUT
+    first.open()
+    event.synchronize(DEADLINE_MS)
+
+    assert event.reached
+    second.open()
+
+
+def test_waiting_for_an_event_behind_a_failure_raises_it(stream: HostStream) -> None:
+    gate = Gate()
+    stream.submit(gate)
+    stream.submit(fail)
+    event = stream.record()
+    gate.open()
+
+    with pytest.raises(DeviceError, match="planted") as failure:
+        event.synchronize(DEADLINE_MS)
+
+    assert isinstance(failure.value.__cause__, ZeroDivisionError)
+    assert not event.reached
+
+
 def test_a_failure_is_kept_and_stops_later_work(stream: HostStream) -> None:
     ran: list[str] = []
     gate = Gate()

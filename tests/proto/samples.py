@@ -19,6 +19,9 @@ from kvd_proto.control import (
     StatsRequest,
     Ticket,
     Welcome,
+    WhatIf,
+    WhatIfReply,
+    WhatIfStep,
 )
 from kvd_proto.memory import (
     AttentionPart,
@@ -58,6 +61,7 @@ from kvd_proto.outcomes import (
     AdmitResult,
     BatchReply,
     ClearSlots,
+    Column,
     Copy,
     Done,
     Entry,
@@ -180,21 +184,23 @@ _PLAN = StoragePlan(
     virtual_slot_count=12,
 )
 _REFUSAL = Refusal(
-    reason=Reason.NEEDS_REARRANGEMENT,
+    reason=Reason.TRANSFERS,
     stage=1,
     band="full",
     request=7,
-    units_short=3,
-    bytes_short=196_608,
-    obstacle="live pages would have to move",
-    remover="a request that ends",
+    short_units=3,
+    short_bytes=196_608,
+    obstacle="pages that a transfer reads",
+    remover="the transfer's end",
     waiting_helps=True,
 )
+_C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7 = (Column(index) for index in range(8))
+_NONE = Column(-1)
 _OUTCOME = Outcome(
-    TakeResult(page_rows=0, page_places=1, virtual=2, physical=(3, -1)),
-    ((Zero(0, 3), WriteMap(0, 2, 3), WriteRows(0, 1, 2)), (Wait(4),)),
-    (1, 1, 1, 1),
-    int32s(5, 0, 9, 11),
+    TakeResult(page_rows=_C0, page_places=_C1, virtual=_C2, physical=(_C3, _NONE), retracted=_C4),
+    ((Zero(0, _C3), WriteMap(0, _C2, _C3), WriteRows(_C0, _C1, _C2)), (Wait(4),)),
+    (1, 1, 1, 1, 2),
+    int32s(5, 0, 9, 11, 3, 2),
 )
 _ENTRY = Entry(0, 12, 0xFEDC_BA98_7654_3210, _OUTCOME)
 
@@ -203,9 +209,11 @@ SAMPLES: dict[str, Struct] = {
     "frame.outcome": _OUTCOME,
     "frame.entry": _ENTRY,
     "frame.batch_reply": BatchReply(13, (_ENTRY,)),
-    "operation.admit": Admit(int64s(1, 2), int32s(100, 200), int32s(16, 32), int32s(64, 64), 512),
+    "operation.admit": Admit(
+        int64s(1, 2), int32s(100, 200), int32s(16, 32), int32s(64, 64), 512, 8, 250
+    ),
     "operation.standing": Standing(int64s(1), int64s(2)),
-    "operation.take": Take(int64s(1, 1 << 40), 3, int32s(1, 2)),
+    "operation.take": Take(int64s(1, 1 << 40), 3, int32s(1, 2), int64s(4)),
     "operation.advance": Advance(int64s(1, 2), 4, int32s(3, 4)),
     "operation.free": Free(int64s(1)),
     "operation.relief": Relief((1, 0, 300)),
@@ -216,19 +224,21 @@ SAMPLES: dict[str, Struct] = {
     "fact.step_aborted": StepAborted(6),
     "fact.rank_failed": RankFailed("device error"),
     "own.incarnation_end": IncarnationEnd("rank 1 ended"),
-    "effect.zero": Zero(1, 2),
-    "effect.write_map": WriteMap(1, 2, 3),
-    "effect.write_rows": WriteRows(1, 2, 3),
-    "effect.write_slots": WriteSlots(1, 2),
-    "effect.move": Move(1, 2, 3),
+    "effect.zero": Zero(1, _C2),
+    "effect.write_map": WriteMap(1, _C2, _C3),
+    "effect.write_rows": WriteRows(_C1, _C2, _C3),
+    "effect.write_slots": WriteSlots(_C1, _C2),
+    "effect.move": Move(1, _C2, _C3),
     "effect.wait": Wait(9),
-    "effect.reset_rows": ResetRows(1),
-    "effect.clear_slots": ClearSlots(1),
-    "effect.copy": Copy("load", 1, 2, 3),
+    "effect.reset_rows": ResetRows(_C1),
+    "effect.clear_slots": ClearSlots(_C1),
+    "effect.copy": Copy("load", 1, _C2, _C3),
     "result.done": Done(),
     "result.refusal": _REFUSAL,
-    "result.admitted": AdmitResult(0, 1, (_REFUSAL,), 2, 3, 4, (5, -1)),
-    "result.taken": TakeResult(0, 1, 2, (3, -1)),
+    "result.admitted": AdmitResult(
+        _C0, _C1, _C2, _C3, (_REFUSAL,), _C4, _C5, _C6, (_C7, _NONE)
+    ),
+    "result.taken": TakeResult(_C0, _C1, _C2, (_C3, _NONE), _C4),
     "result.freed": Freed((1, 2)),
     "result.skipped": Skipped(8),
     "result.not_run": NotRun(),
@@ -273,6 +283,16 @@ SAMPLES: dict[str, Struct] = {
     "control.error": ErrorReply(code="BUSY", message="not quiet yet", retry=True),
     "control.stats_request": StatsRequest(),
     "control.health_request": HealthRequest(),
+    "control.what_if": WhatIf(
+        demand_units=(1, 2), prompt_tokens=100, new_tokens_max=50, chunk_tokens=64
+    ),
+    "control.what_if_reply": WhatIfReply(
+        demand_units=(1, 2),
+        fits_empty=True,
+        new_tokens=40,
+        steps=(WhatIfStep("relief", True, "RELAYOUT", (3, 0), 196_608),),
+        obstacle="live and promised units fill the arena",
+    ),
     "control.ticket": Ticket(ticket=1 << 60, epoch=1 << 50),
     "control.fetch": FetchDescriptors(token=1 << 51),
     "control.descriptors": Descriptors(names=("arena", "fence"), sizes_bytes=(1 << 33, 4096)),

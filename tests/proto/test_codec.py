@@ -164,7 +164,7 @@ def test_raw_arrays_are_little_endian(values: bytes, expected: bytes) -> None:
     [
         (["take", "text", 1, b""], r"Expected `bytes`, got `str`"),
         (["take", b"", 1.5, b""], r"Expected `int`, got `float`"),
-        (["take", b"", 1, b"", 0], r"Expected `array` of at most length 3, got 4"),
+        (["take", b"", 1, b"", b"", 0], r"Expected `array` of at most length 4, got 5"),
         (["steal", b""], r"Invalid value 'steal'"),
         (["free"], r"at least length 2"),
         ({"type": "free"}, r"Expected `array`, got `object`"),

@@ -97,7 +97,11 @@ def test_a_sample_leaves_no_field_at_its_default(name: str) -> None:
     [
         ("bytes", "operation.take", "00"),
         ("bytes", "operation.take", None),
-        ("defaults", "operation.take", {"requests": "b''", "tokens": "2", "tokens_each": "b''"}),
+        (
+            "defaults",
+            "operation.take",
+            {"requests": "b''", "tokens": "2", "tokens_each": "b''", "victims": "b''"},
+        ),
         ("enums", "Verdict", {"FITS": 1, "WAIT": 0, "UNSCHEDULABLE": 2}),
         ("enums", "Verdict", {"FITS": 0, "WAIT": 1}),
     ],

@@ -118,7 +118,7 @@ def columns_of(outcome: Outcome) -> list[list[int]]:
     values = np.frombuffer(outcome.columns, dtype="<i4")
     ends = np.cumsum(np.array(outcome.lengths, dtype=np.int64)).tolist()
     assert (ends[-1] if ends else 0) == values.size
-    starts = [0, *ends[:-1]]
+    starts = [0, *ends][: len(ends)]
     return [values[start:end].tolist() for start, end in zip(starts, ends, strict=True)]
 
 

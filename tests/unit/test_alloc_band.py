@@ -388,14 +388,16 @@ def test_a_front_out_of_order_breaks_band_holes_ordered() -> None:
 
 def test_binding_a_used_unit_breaks_band_take_unbound() -> None:
     band = _busy(CheckLevel.WARN)
-    with pytest.raises(InvariantError, match=r"^band\.take_unbound: .* used unit"):
+    with pytest.raises(InvariantError, match="used unit") as caught:
         band.bind(_ids(9), band.physical(_ids(1)))
+    assert caught.value.name == "band.take_unbound"
 
 
 def test_binding_an_id_twice_breaks_band_take_unbound() -> None:
     band = _busy(CheckLevel.WARN)
-    with pytest.raises(InvariantError, match=r"^band\.take_unbound: .* twice"):
+    with pytest.raises(InvariantError, match="twice") as caught:
         band.bind(_ids(1), band.acquire(1))
+    assert caught.value.name == "band.take_unbound"
 
 
 def test_freeing_over_maps_that_disagree_breaks_band_free_of_bound_page() -> None:

@@ -197,7 +197,7 @@ def test_a_slot_is_taken_once() -> None:
     assert _take(table, [1], 7).slot_virtual.size == 0
 
 
-@pytest.mark.parametrize("taken", [1, 8, 60])
+@pytest.mark.parametrize("taken", [1, 8, 60, 61])
 def test_a_take_past_the_context_is_refused_and_changes_nothing(taken: int) -> None:
     table = replace(ONE, context_tokens=62).table()
     _admit(table, 1, prompt=62, new=0, chunk=62)

@@ -40,6 +40,12 @@ def test_steps_are_launched_each_once_and_in_order(step: int) -> None:
         _order(launched=1, processed=1).launch(step, 9)
 
 
+def test_the_message_names_step_order() -> None:
+    with pytest.raises(OperationError) as caught:
+        _order().process(1)
+    assert caught.value.message.startswith("step.order: ")
+
+
 def test_a_second_step_waits_until_the_first_is_processed() -> None:
     with pytest.raises(OperationError, match="launch of step 2 has to wait") as caught:
         _order(launched=1).launch(2, 9)

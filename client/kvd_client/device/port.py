@@ -4,8 +4,8 @@ A device maps memory that arrived as a file descriptor, plays streams, and carri
 things an allocator does to bytes. Those are collected in `Commands` first and enqueued as one
 piece, so that a decode step costs one submission however many tables it touches.
 
-Nothing here blocks the host except `Stream.synchronize`. Offsets count from byte 0 of a mapping and
-need 64 bits.
+Nothing here blocks the host except the two called `synchronize` and `close`. Offsets count from
+byte 0 of a mapping and need 64 bits.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,15 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
 class Event(Protocol):
-    """A point in a stream's order, for other streams of the same process to wait on."""
+    """A point in a stream's order, for other streams and the host of the same process."""
 
     @property
     def reached(self) -> bool:
-        """Return whether the stream got there. For display: a decision never reads it."""
+        """Return whether the stream got there without a failure; what is decided never asks."""
+        ...
+
+    def synchronize(self, timeout_ms: int) -> None:
+        """Block the host until the stream got there; raises DeviceError, of a time-out too."""
         ...
 
 

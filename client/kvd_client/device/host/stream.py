@@ -47,6 +47,18 @@ class HostEvent:
         """Block this thread until the event fires; False when the time-out came first."""
         return self._fired.wait(None if timeout_ms is None else timeout_ms / 1000)
 
+    def synchronize(self, timeout_ms: int) -> None:
+        """Block until the event fires; raises DeviceError with code TIMED_OUT, or of a failure."""
+        if not self.block(timeout_ms):
+            raise DeviceError(
+                f"an event was not reached within {timeout_ms} ms", code=ErrorCode.TIMED_OUT
+            )
+        failure = self.failure
+        if failure is not None:
+            raise DeviceError(
+                f"work before an event failed: {type(failure).__name__}: {failure}"
+            ) from failure
+
 
 class _Work(NamedTuple):
     number: LaneNumber
@@ -143,6 +155,9 @@ class HostStream:
         self._worker.join(timeout_ms / 1000)
         if self._worker.is_alive():
             raise self._timed_out("did not end", timeout_ms)
+        if self._lane is not None:
+            # Failed work and what came behind it were never done, and never will be.
+            self._lane.complete()
 
     def _check_owner(self) -> None:
         if self._pid != os.getpid():

@@ -1,0 +1,89 @@
+"""What a refusal says."""
+
+import pytest
+
+from kvd.price.plans import feasible
+from kvd.price.refusal import Obstacle, ObstacleKind, why_not
+from kvd.price.search import Units
+from kvd.price.snapshot import ChainSnapshot
+from tests.stateful.price_model import chain_of, changed
+
+CHAIN = chain_of((8, 1, 5, 3), (6, 9, 13, 3), (4, 24, 30, 5), arena_bytes=120, sink_bytes=8)
+"""State bytes [8, 40), window [54, 78), full [96, 120); one hole each."""
+
+FEW_IDS = changed(CHAIN, 2, id_room_count=2, promised_units=1)
+HARD_FIXED = changed(CHAIN, 1, hard_fixed=(9, 10))
+ASTRAY = CHAIN._replace(blocked=((90, 92),), quarantined=((90, 92),))
+
+
+def test_there_is_no_obstacle_where_a_layout_serves() -> None:
+    assert why_not(CHAIN, (3, 1, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "demand", "obstacle"),
+    [
+        pytest.param(
+            FEW_IDS, (0, 0, 4), Obstacle(ObstacleKind.IDS, 2, 3, 0, 2), id="ids, promises included"
+        ),
+        pytest.param(
+            CHAIN,
+            (12, 0, 0),
+            Obstacle(ObstacleKind.INDEX_ROOM, 0, 1, 8, 0),
+            id="fourteen units of state are all there are",
+        ),
+        pytest.param(
+            CHAIN,
+            (0, 6, 6),
+            Obstacle(ObstacleKind.BYTES, 1, 2, 10, 2),
+            id="24 + 54 + 44 bytes of 112",
+        ),
+        pytest.param(
+            CHAIN,
+            (0, 4, 6),
+            Obstacle(ObstacleKind.PADDING, 2, 1, 2, 2),
+            id="110 bytes of 112, but the window ends at 78 and full begins at 76",
+        ),
+        pytest.param(
+            HARD_FIXED,
+            (4, 0, 0),
+            Obstacle(ObstacleKind.FIXED, 0, 2, 12, 1),
+            id="state ends at 64, a fixed unit lies at 54",
+        ),
+        pytest.param(
+            ASTRAY,
+            (0, 0, 3),
+            Obstacle(ObstacleKind.BLOCKED, 2, 1, 4, 2),
+            id="full would begin at 88, below blocked bytes that end at 92",
+        ),
+    ],
+)
+def test_an_obstacle_says_what_is_short_and_where(
+    snapshot: ChainSnapshot, demand: Units, obstacle: Obstacle
+) -> None:
+    assert not feasible(snapshot, demand)
+    assert why_not(snapshot, demand) == obstacle
+
+
+def test_both_fixed_and_blocked_is_told_as_fixed() -> None:
+    both = changed(CHAIN, 1, hard_fixed=(9, 10))._replace(
+        blocked=((90, 92),), quarantined=((90, 92),)
+    )
+    found = why_not(both, (4, 0, 3))
+    assert found is not None
+    assert found.kind is ObstacleKind.FIXED
+
+
+def test_a_low_end_that_meets_blocked_bytes_names_itself() -> None:
+    astray = CHAIN._replace(blocked=((44, 46),), quarantined=((44, 46),))
+    assert why_not(astray, (2, 0, 0)) == Obstacle(ObstacleKind.BLOCKED, 0, 1, 4, 0)
+
+
+def test_blocked_bytes_that_may_yet_be_waited_for_are_no_obstacle() -> None:
+    assert why_not(CHAIN._replace(blocked=((90, 92),)), (0, 0, 3)) is None
+
+
+def test_a_float_pushed_behind_the_end_of_its_grid_names_itself() -> None:
+    snapshot = chain_of((8, 1, 11, 10), (30, 3, 3, 0), (1, 125, 125, 0), arena_bytes=125)
+    assert why_not(snapshot, (0, 1, 0)) is None  # bytes [90, 120) above the low end's 88
+    assert why_not(snapshot, (1, 1, 0)) == Obstacle(ObstacleKind.PADDING, 1, 1, 30, 1)
