@@ -21,7 +21,7 @@ from kvd.alloc.band import Band, BandStatistics, Moves, Units
 from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.price.geometry import ChainGeometry
 from kvd.price.layout import Layout, Step, move_order
-from kvd.price.plans import feasible, first_plan
+from kvd.price.plans import feasible, first_plan, plan
 from kvd.price.refusal import ObstacleKind, why_not
 from kvd.price.search import Spans, empty_spans
 from kvd.price.snapshot import BandSnapshot, ChainSnapshot, Interval, Tier, reclaimed
@@ -30,6 +30,11 @@ from kvd_proto.outcomes import Reason
 
 UnitCounts = tuple[int, ...]
 """Units per band, chain order."""
+
+SPARE_UNITS_MAX = 4096
+SPARE_DIVISOR = 16
+"""A band that grows adds up to a sixteenth of what it holds: sixteen times fewer growths, and never
+more bytes than a rearrangement gives back without a copy."""
 
 
 class BandMoves(NamedTuple):
@@ -176,7 +181,9 @@ class ChainAllocator:
             return []
         self.settle_freed()
         snapshot = self.snapshot()
-        layout = first_plan(snapshot, wanted_units)
+        layout = plan(snapshot, self._generous(wanted_units), Step.NO_MOVE, Tier.STREAM)
+        if layout is None:
+            layout = first_plan(snapshot, wanted_units)
         if layout is None or layout.tier is not Tier.STREAM:
             return self._shortage(wanted_units)
         return self._realize(snapshot, layout)
@@ -206,6 +213,11 @@ class ChainAllocator:
         units = band.acquire(count)
         band.bind(virtual, units)
         return virtual, units
+
+    def merge_freed(self) -> None:
+        """Merge freed units into the ordered holes."""
+        for band in self.bands:
+            band.merge_freed()
 
     def settle_freed(self) -> None:
         """Merge freed units into the ordered holes and draw frontiers back over spare ones."""
@@ -266,6 +278,20 @@ class ChainAllocator:
                     )
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    def _generous(self, wanted_units: UnitCounts) -> UnitCounts:
+        """Return a demand that lets a band that has to grow do so for some steps at once.
+
+        Spare holes cost nothing: they are absorbed as soon as another band needs the bytes.
+        """
+        return tuple(
+            [
+                wanted + min(SPARE_UNITS_MAX, band.live_units // SPARE_DIVISOR)
+                if wanted > band.hole_units
+                else wanted
+                for band, wanted in zip(self.bands, wanted_units, strict=True)
+            ]
+        )
 
     def _realize(self, snapshot: ChainSnapshot, layout: Layout) -> list[BandMoves]:
         """Make the layout real: flush ends, relocate floats in an order that is free, then grow."""

@@ -9,7 +9,8 @@ path serves every kind of band.
 
 Invariants:
     every hole is marked in the map, and the map holds nothing else;
-    every hole below ``_front_end`` stands in the sorted front, and no other.
+    every hole below ``_front_end`` stands in the sorted front, and no other;
+    no hole lies at ``_end`` or above, so that nothing beyond the band's span is ever scanned.
 """
 
 from typing import TypeAlias
@@ -37,6 +38,7 @@ class HoleSet:
         self._front: Places = _EMPTY
         self._head = 0
         self._front_end = place_count
+        self._end = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -44,8 +46,11 @@ class HoleSet:
 
     def add(self, places: Places) -> None:
         """Add places that are not holes yet; any order."""
+        if not places.size:
+            return
         self._map[places] = 1
         self._count += places.size
+        self._end = max(self._end, int(places.max()) + 1)
         low = places if self._front_end >= self._map.size else places[places < self._front_end]
         if low.size:
             merged = np.concatenate((self._front[self._head :], low))
@@ -59,6 +64,13 @@ class HoleSet:
         """Add the places ``[start, end)``, none of which is a hole yet."""
         self._map[start:end] = 1
         self._count += end - start
+        if start >= self._end and end <= self._front_end and end - start <= FRONT_COUNT:
+            # The usual growth: a few places above all others join the front as they are.
+            fresh = np.arange(start, end, dtype=np.int64)
+            self._front, self._head = np.concatenate((self._front[self._head :], fresh)), 0
+            self._end = end
+            return
+        self._end = max(self._end, end)
         if start < self._front_end:
             self._front = self._front[self._head :]
             self._head = 0
@@ -82,6 +94,8 @@ class HoleSet:
         """Remove the holes among the places ``[start, end)``."""
         self._count -= int(np.count_nonzero(self._map[start:end]))
         self._map[start:end] = 0
+        if end >= self._end:
+            self._end = min(self._end, start)
         front = self._front[self._head :]
         first, last = np.searchsorted(front, (start, end)).tolist()
         if last > first:
@@ -107,11 +121,13 @@ class HoleSet:
         parts = [self._front[self._head :]]
         have = parts[0].size
         wanted = max(count, FRONT_COUNT)
-        scan = 16 * FRONT_COUNT if self._count > wanted else self._map.size
-        while have < wanted and self._front_end < self._map.size:
-            scan_end = min(self._map.size, self._front_end + scan)
+        scan = 16 * FRONT_COUNT if self._count > wanted else self._end
+        while have < wanted and self._front_end < self._end:
+            scan_end = min(self._end, self._front_end + scan)
             found = self._map[self._front_end : scan_end].nonzero()[0] + self._front_end
             self._front_end = scan_end
             parts.append(found)
             have += found.size
+        if self._front_end >= self._end:
+            self._front_end = self._map.size  # all there is stands in the front
         self._front, self._head = np.concatenate(parts), 0

@@ -130,14 +130,14 @@ class StageEngine:
         return outcome
 
     def settle(self) -> None:
-        """Do what a batch's end owes: merge freed units and draw frontiers back.
+        """Do what a batch's end owes: merge freed units into the ordered holes.
 
         It belongs to the batch's last operation. The daemon runs it after the reply is sent; the
         next operation runs it first if that did not happen, so decisions never depend on when.
         """
         if self._settle_due:
             self._settle_due = False
-            self.chain.settle_freed()
+            self.chain.merge_freed()
             if self.monitor.level is CheckLevel.WARN:
                 self.chain.check()
 
