@@ -403,13 +403,13 @@ class Session:
         calls: Sequence[Call | None],
         outstanding: Outstanding | None,
     ) -> None:
-        """Enqueue effects, then bring mirror, books and handles to the same position."""
+        """Bring mirror, books, handles and, last, the stream to the position of these entries."""
         with _Applying(self):
             outcomes = [entry.outcome for entry in entries]
             columns = [
                 decode_columns(outcome) if outcome.lengths else NO_COLUMNS for outcome in outcomes
             ]
-            self.applier.apply_reply(self.applied + 1, outcomes, columns)
+            reply = self.applier.assemble_reply(self.applied + 1, outcomes, columns)
             for outcome, call, own_columns in zip(outcomes, calls, columns, strict=True):
                 if outcome.segments:
                     self.mirror.apply(outcome, own_columns)
@@ -421,6 +421,7 @@ class Session:
                     self.steps.note(call, result)
                     if outstanding is not None and isinstance(result, Failed):
                         outstanding.failed = outstanding.failed or result
+            self.applier.enqueue_reply(reply)
             if outstanding is None:
                 self._backlog.drop(len(entries))
             else:

@@ -7,13 +7,8 @@ bisection finds the largest length.
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvd.alloc.demand import (
-    DemandPurpose,
-    DemandShape,
-    RequestShape,
-    cut_grid_tokens,
-    request_demand,
-)
+from kvd.alloc.demand import DemandShape, RequestShape, cut_grid_tokens, request_demand
+from kvd.alloc.purpose import DemandPurpose
 from kvd.alloc.window import WindowMode
 from kvd.units import floor_div
 

@@ -1,5 +1,6 @@
 """Every invariant that the client documents, broken by hand and found by its name."""
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -52,7 +53,7 @@ def test_a_request_with_two_rows_breaks_rows_match() -> None:
 
     note_admitted(book, request=5, row=2)
 
-    with pytest.raises(KvdClientError, match=r"book\.rows_match"):
+    with pytest.raises(KvdClientError, match=re.escape("book.rows_match")):
         book.check()
 
 
@@ -61,7 +62,7 @@ def test_a_standing_request_without_a_row_breaks_standing_known() -> None:
 
     book.note(Call(Standing(), b"", ids=ids(5)), Done(), Columns(ids(), ()))
 
-    with pytest.raises(KvdClientError, match=r"book\.standing_known: request 5"):
+    with pytest.raises(KvdClientError, match=re.escape("book.standing_known: request 5")):
         book.check()
 
 
@@ -71,7 +72,7 @@ def test_a_step_launched_out_of_turn_breaks_in_order() -> None:
 
     steps.launched = 2
 
-    with pytest.raises(KvdClientError, match=r"steps\.in_order: step 2"):
+    with pytest.raises(KvdClientError, match=re.escape("steps.in_order: step 2")):
         steps.check()
 
 
@@ -95,7 +96,7 @@ def test_a_reply_that_leaves_out_an_entry_breaks_the_cursor(
         skip_one(rank, header, body) if header.kind is MessageKind.BATCH else None
     )
 
-    expected = r"session\.cursor: position 1 is next, .* 2 came"
+    expected = re.escape("session.cursor: position 1 is next, entries from 2 came")
     with pytest.raises(ReplyError, match=expected), kv.batch() as batch:
         batch.idle()
 
@@ -107,7 +108,7 @@ def test_a_message_behind_an_unanswered_one_breaks_one_outstanding(
     assert isinstance(next(kv.session.ping()), Exchange)
     monkeypatch.setattr(kv.session, "settle", lambda: iter(()))
 
-    with pytest.raises(KvdClientError, match=r"session\.one_outstanding: a ping"):
+    with pytest.raises(KvdClientError, match=re.escape("session.one_outstanding: a ping")):
         next(kv.session.ping())
 
     monkeypatch.undo()

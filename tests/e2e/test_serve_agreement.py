@@ -384,6 +384,9 @@ def test_a_forward_that_fails_on_its_stream_ends_the_incarnation(ranks: Ranks) -
 
     with pytest.raises(RankLostError, match=r"stage 0 rank 1"):
         eventually_ends(well)
+    well.close()
+    for client in ranks.attach_all(2):
+        client.ping()
 
 
 def send_idles(client: Client, count: int) -> None:

@@ -30,6 +30,8 @@ from tests.e2e.ranks import Ranks, admit
 
 Start = Callable[..., DaemonProcess]
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_ready_line_says_where_to_connect(daemon: DaemonProcess) -> None:
     assert daemon.ready_line == (

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvd.alloc.clip import chunk_search, memory_clip
-from kvd.alloc.demand import DemandPurpose, DemandShape, RequestShape, request_demand
+from kvd.alloc.demand import DemandShape, RequestShape, request_demand
+from kvd.alloc.purpose import DemandPurpose
 from kvd.alloc.window import WindowMode
 from kvd_proto.memory import Lifetime
 

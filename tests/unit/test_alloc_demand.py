@@ -1,29 +1,22 @@
 """What a request asks of every band, for every purpose."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvd.alloc.demand import (
-    DEMAND_RULES,
-    Arena,
-    Cell,
-    DemandPurpose,
-    DemandRule,
     DemandShape,
-    FullTokens,
     KVDemand,
     RequestShape,
-    SlotParts,
     Tracking,
-    WindowPages,
     cut_grid_tokens,
     request_demand,
     steady_demand,
     tracking_slots,
 )
+from kvd.alloc.purpose import DemandPurpose
 from kvd.alloc.window import WindowMode
 from kvd_proto.memory import Lifetime
 
@@ -171,45 +164,7 @@ def test_a_request_without_hits_asks_admission_for_its_ceiling(
     assert _units(request, ADMIT, shape=shape, mode=mode, chunk_tokens=chunk) == ceiling
 
 
-# ---- the rules ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("purpose", DemandPurpose)
-def test_every_cell_of_a_rule_has_its_reason(purpose: DemandPurpose) -> None:
-    rule = DEMAND_RULES[purpose]
-    cells = [getattr(rule, field.name) for field in fields(DemandRule)]
-    reasons = [cell.reason for cell in cells if isinstance(cell, Cell)]
-    assert len(reasons) == len(cells) - 1
-    assert all(len(reason.split()) > 3 for reason in reasons)
-    assert rule.asked_by
-
-
-@pytest.mark.parametrize(
-    ("purpose", "cells"),
-    [
-        (
-            CEILING,
-            (Arena.EMPTY, FullTokens.WHOLE, WindowPages.PEAK, SlotParts(True, False), True),
-        ),
-        (ADMIT, (Arena.LIVE, FullTokens.WHOLE, WindowPages.PEAK, SlotParts(True, True), True)),
-        (LOAD_BACK, (Arena.LIVE, FullTokens.PASS, WindowPages.PASS, SlotParts(False, True), False)),
-        (
-            DECODE_PREALLOC,
-            (Arena.LIVE, FullTokens.TRANSFER, WindowPages.TAIL, SlotParts(False, False), True),
-        ),
-    ],
-)
-def test_a_purpose_is_priced_by_its_row(
-    purpose: DemandPurpose, cells: tuple[Arena, FullTokens, WindowPages, SlotParts, bool]
-) -> None:
-    rule = DEMAND_RULES[purpose]
-    assert cells == (
-        rule.arena.value,
-        rule.full.value,
-        rule.window.value,
-        rule.slots.value,
-        rule.past_end.value,
-    )
+# ---- by purpose ---------------------------------------------------------------------------------
 
 
 HIT = RequestShape(

@@ -89,9 +89,7 @@ def test_the_draft_lives_in_the_last_stage() -> None:
 
 
 def test_a_draft_window_that_other_stages_lack_is_refused() -> None:
-    with pytest.raises(
-        PlanError, match=r"stage 0 .* window_8, which stage 1 has"
-    ):
+    with pytest.raises(PlanError, match=r"stage 0 .* window_8, which stage 1 has"):
         plan_stages(model(FULL, FULL, draft=(WINDOW,)), pp_count=2)
 
 

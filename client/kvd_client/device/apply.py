@@ -51,6 +51,14 @@ def read_progress(memory: Memory, plan: StoragePlan) -> Progress:
     return Progress(Position(position), SegmentIndex(segment_index))
 
 
+class AssembledReply(NamedTuple):
+    """Entries that were checked: what to enqueue for them."""
+
+    first_position: int
+    entry_count: int
+    assembly: Assembly
+
+
 class Applier:
     """Carries out effects on one stream of one rank; the only writer of its tables.
 
@@ -128,23 +136,45 @@ class Applier:
         Raises PoisonedError after an earlier failure; otherwise whatever went wrong, and then the
         applier is poisoned.
         """
-        with _PoisonOnFailure(self, f"entries from position {first_position} cannot be applied"):
-            if not outcomes:
-                return
+        self.enqueue_reply(self.assemble_reply(first_position, outcomes, columns))
+
+    def assemble_reply(
+        self,
+        first_position: int,
+        outcomes: Sequence[Outcome],
+        columns: Sequence[Columns] | None = None,
+    ) -> AssembledReply:
+        """Check consecutive entries and return what `enqueue_reply` takes; nothing is enqueued yet.
+
+        Takes and raises what `apply_reply` does.
+        """
+        with _PoisonOnFailure(self, _entries_cannot(first_position)):
             if first_position != self._applied + 1:
                 raise ReplyError(
                     f"stub.cursor_gapless: position {self._applied + 1} is next, "
                     f"and an entry at {first_position} came"
                 )
             assembly = self._assemble(first_position, outcomes, columns)
-            for piece in assembly.pieces:
+            return AssembledReply(first_position, len(outcomes), assembly)
+
+    def enqueue_reply(self, reply: AssembledReply) -> None:
+        """Enqueue what `assemble_reply` returned last; raises PoisonedError or whatever went wrong.
+
+        On a host stream this wakes the thread that plays it, which then competes for the
+        interpreter: whatever else is to be done with the reply is better done before.
+        """
+        with _PoisonOnFailure(self, _entries_cannot(reply.first_position)):
+            assert reply.first_position == self._applied + 1, "another reply came in between"
+            if not reply.entry_count:
+                return
+            for piece in reply.assembly.pieces:
                 if isinstance(piece, WaitFor):
                     self._stream.wait(piece.event)
                 else:
                     self._stream.enqueue(piece)
-            self._launch_work = assembly.launch_work()
+            self._launch_work = reply.assembly.launch_work()
             self._segment_start_index = 0
-            self._applied = Position(first_position + len(outcomes) - 1)
+            self._applied = Position(self._applied + reply.entry_count)
 
     def note_step(self, step: int, end: Event) -> None:
         """Take note of a launched step and the event at its end, for effects that wait for it."""
@@ -209,7 +239,7 @@ class Applier:
                         assembly.add(effect)
                 assembly.add_progress(first_position + place, index)
             start_index = 0
-        if not outcomes[-1].segments:
+        if outcomes and not outcomes[-1].segments:
             assembly.add_progress(first_position + len(outcomes) - 1, 0)
         return assembly
 
@@ -244,6 +274,10 @@ class _PoisonOnFailure:
     ) -> None:
         if kind is not None:
             self._applier.poison(f"{self._what}: {kind.__name__}: {error}")
+
+
+def _entries_cannot(first_position: int) -> str:
+    return f"entries from position {first_position} cannot be applied"
 
 
 def _table_extents(plan: StoragePlan) -> list[tuple[int, int]]:
