@@ -83,6 +83,12 @@ CHECKS: tuple[Check, ...] = (
         protects="a window page is bound only to a virtual page that the owner has bound",
     ),
     Check(
+        name="chain.estimate_in_decision",
+        level=CheckLevel.WARN,
+        fatal=False,
+        protects="decisions rest on exact counts, never on approximations made for people",
+    ),
+    Check(
         name="request.rows_match_bands",
         level=CheckLevel.STRICT,
         fatal=True,
@@ -117,6 +123,8 @@ class CheckMonitor:
 
     def __init__(self, level: CheckLevel) -> None:
         self.level = level
+        self.deciding = False
+        """Whether an operation is being decided; set and reset by whoever decides."""
         self.broken_count: dict[str, int] = {}
 
     def fail(self, name: str, message: str) -> None:

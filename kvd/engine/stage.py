@@ -124,7 +124,11 @@ class StageEngine:
         """Decide one operation; raises OperationError for wrong use, with nothing changed."""
         if self._settle_due:
             self.settle()
-        outcome = self._decide[type(operation)](program, operation)
+        self.monitor.deciding = True
+        try:
+            outcome = self._decide[type(operation)](program, operation)
+        finally:
+            self.monitor.deciding = False
         if self.monitor.level is CheckLevel.STRICT:
             self.requests.holdings.check()
         return outcome

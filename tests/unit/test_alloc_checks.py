@@ -13,7 +13,11 @@ def test_every_invariant_has_one_name_and_says_what_it_protects() -> None:
     assert all(check.protects for check in CHECKS)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+FATAL = [check for check in CHECKS if check.fatal]
+COUNTED = [check for check in CHECKS if not check.fatal]
+
+
+@pytest.mark.parametrize("check", FATAL, ids=lambda check: check.name)
 @pytest.mark.parametrize("level", list(CheckLevel))
 def test_a_broken_fatal_invariant_stops_work_at_every_level(
     check: Check, level: CheckLevel
@@ -22,6 +26,18 @@ def test_a_broken_fatal_invariant_stops_work_at_every_level(
         CheckMonitor(level).fail(check.name, "something else")
     assert caught.value.name == check.name
     assert caught.value.code is ErrorCode.INVARIANT
+
+
+@pytest.mark.parametrize("check", COUNTED, ids=lambda check: check.name)
+def test_a_broken_invariant_that_is_not_fatal_is_counted_and_raises_when_strict(
+    check: Check,
+) -> None:
+    monitor = CheckMonitor(CheckLevel.WARN)
+    monitor.fail(check.name, "something else")
+    monitor.fail(check.name, "again")
+    assert monitor.broken_count == {check.name: 2}
+    with pytest.raises(InvariantError, match="^" + check.name):
+        CheckMonitor(CheckLevel.STRICT).fail(check.name, "something else")
 
 
 def test_levels_are_ordered() -> None:
