@@ -138,7 +138,9 @@ class RequestBook:
     def _note_freed(self, call: Call, _result: AnyResult, _columns: Columns) -> None:
         # An advance gives units back too, but ends nobody.
         if isinstance(call.operation, Free):
-            self._end(NONE if call.ids is None else call.ids)
+            ids = NONE if call.ids is None else call.ids
+            known = [request in self._rows for request in ids.tolist()]
+            self._end(ids[known])  # the others were waiting and never had a row
 
     def _end(self, ids: Int64s) -> None:
         rows = self.rows(ids)

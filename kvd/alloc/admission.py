@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from kvd.alloc.chain import Shortage, UnitCounts
 from kvd.alloc.clip import chunk_search, memory_clip
-from kvd.alloc.demand import DemandPurpose, RequestShape, request_demand
+from kvd.alloc.demand import RequestShape, request_demand
+from kvd.alloc.purpose import DemandPurpose
 from kvd.alloc.requests import RequestTable
 from kvd.alloc.window import WindowMode
 from kvd_proto.outcomes import Reason, Verdict

@@ -74,13 +74,19 @@ CHECKS: tuple[Check, ...] = (
         name="chain.promises_covered",
         level=CheckLevel.WARN,
         fatal=True,
-        protects="what admission promised is held back in every band, so a promised take succeeds",
+        protects="some layout holds what is live and promised, so a promised take succeeds",
     ),
     Check(
         name="chain.windows_on_owner",
         level=CheckLevel.STRICT,
         fatal=True,
         protects="a window page is bound only to a virtual page that the owner has bound",
+    ),
+    Check(
+        name="chain.snapshot_fresh",
+        level=CheckLevel.STRICT,
+        fatal=True,
+        protects="answers come from the bands as they are, not from what was remembered of them",
     ),
     Check(
         name="chain.estimate_in_decision",

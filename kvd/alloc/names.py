@@ -86,6 +86,15 @@ class RequestNames:
         self.highest_id = max(self.highest_id, request)
         self._waiting[request] = None
 
+    def waits(self, request: int) -> bool:
+        """Return whether a request was told to wait, or was retracted, and did not come back."""
+        return request in self._waiting
+
+    def drop_waiting(self, request_ids: list[int]) -> None:
+        """Let those of the requests that wait never be used."""
+        for request in request_ids:
+            self._waiting.pop(request, None)
+
     def refuse(self, request: int) -> None:
         """Let an id never be used."""
         self.highest_id = max(self.highest_id, request)

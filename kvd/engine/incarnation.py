@@ -168,6 +168,7 @@ class Incarnation:
     def fact(self, rank: int, body: bytes) -> RankFailed | None:
         """Log one rank's statement once; return it if it means that the rank cannot go on."""
         fact = decode_fact(body)
+        body = encode(fact)  # the same statement, however it was written
         if (rank, body) in self._facts:
             return None
         if len(self._facts) >= FACTS_MAX:

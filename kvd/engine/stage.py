@@ -250,7 +250,9 @@ class StageEngine:
         skipped = self._names_refused(ids)
         if skipped is not None:
             return skipped
-        rows = self.requests.names.rows_of(ids)
+        names = self.requests.names
+        rows = names.rows_of([request for request in ids if not names.waits(request)])
+        names.drop_waiting(ids)
         builder = OutcomeBuilder(self.chain)
         return builder.build(builder.ended(rows, self.requests.free(rows)))
 

@@ -7,7 +7,8 @@ answer is what a take of exactly this demand would meet now.
 from kvd.alloc.admission import MODE
 from kvd.alloc.chain import UnitCounts
 from kvd.alloc.clip import memory_clip
-from kvd.alloc.demand import DemandPurpose, RequestShape, request_demand
+from kvd.alloc.demand import RequestShape, request_demand
+from kvd.alloc.purpose import DemandPurpose
 from kvd.alloc.requests import RequestTable
 from kvd.errors import OperationError
 from kvd.price.layout import Step, moved_units_max

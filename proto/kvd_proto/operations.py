@@ -67,7 +67,10 @@ class Advance(Operation, frozen=True, array_like=True, tag="advance"):
 
 
 class Free(Operation, frozen=True, array_like=True, tag="free"):
-    """End requests: their pages, slots, rows and reservations come back."""
+    """End requests: their pages, slots, rows and promises come back.
+
+    A request that was told to wait, or that was retracted, is given up and may not be asked again.
+    """
 
     requests: bytes
 
@@ -141,7 +144,7 @@ class OwnEntry(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
 
 
 class IncarnationEnd(OwnEntry, frozen=True, array_like=True, tag="incarnation_end"):
-    """The incarnation is over; the last entry of its log."""
+    """The incarnation is over: nothing behind this entry is decided."""
 
     cause: str
 
