@@ -18,6 +18,7 @@ from kvd_proto.memory import (
     StatePart,
     StateTensor,
 )
+from kvd_proto.version import PROTOCOL_VERSION
 
 EPOCH = 7
 PAGE_TOKENS = 4
@@ -157,7 +158,7 @@ class EngineDaemon:
 
     def _welcome(self, rank: int) -> Welcome:
         return Welcome(
-            version=1,
+            version=PROTOCOL_VERSION,
             build="test",
             epoch=EPOCH,
             token=100 + rank,

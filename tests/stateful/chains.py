@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from hypothesis import strategies as st
 
+from kvd.alloc.admission import Admission, AdmissionPass
 from kvd.alloc.chain import ChainAllocator
 from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.alloc.demand import DemandShape
@@ -79,9 +80,26 @@ class World:
                 window_tokens=self.window_tokens,
                 page_tokens=self.page_tokens,
                 slots_per_request_slots=1,
+                context_tokens=self.context_tokens,
             ),
             chunk_tokens=self.chunk_tokens,
         )
+
+
+def admit(
+    table: RequestTable,
+    request: int,
+    *,
+    prompt: int = 8,
+    new: int = 8,
+    chunk: int = 0,
+    growth_permille: int = 0,
+) -> Admission:
+    """Ask for one request in a pass of its own, as an admit of one id does."""
+    table.names.check_new(request)
+    return AdmissionPass(table, growth_permille=growth_permille).admit(
+        request, prompt_tokens=prompt, new_tokens_max=new, chunk_tokens=chunk
+    )
 
 
 THREE = World(

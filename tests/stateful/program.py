@@ -35,7 +35,7 @@ def batches(seed: int, count: int) -> list[list[Operation]]:
     made: list[list[Operation]] = []
     while len(made) < count:
         batch: list[Operation] = []
-        live = sorted(rank.world.engine.requests.row_of)
+        live = sorted(rank.world.engine.requests.names.row_of)
         for _ in range(random.randint(1, 4)):
             named = sorted(random.sample(live, k=min(len(live), random.randint(1, 2))))
             if not named or random.random() < 0.05:

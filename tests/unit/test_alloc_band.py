@@ -192,11 +192,14 @@ def test_absorbing_draws_the_frontier_back_to_the_last_live_unit(kind: BandKind)
 
 
 @KINDS
-def test_absorbing_keeps_what_was_promised(kind: BandKind) -> None:
+def test_absorbing_leaves_no_hole_for_a_promise_which_is_a_count_and_no_place(
+    kind: BandKind,
+) -> None:
     band = _grown(kind)
-    band.promised_units = 4
-    assert band.absorb() == 6
-    assert (band.hole_units, band.end_index - band.start_index) == (4, 4)
+    _take(band, 3)
+    band.promise(4)
+    assert band.absorb() == 7
+    assert (band.hole_units, band.promised_units) == (0, 4)
     band.check()
 
 
@@ -234,14 +237,12 @@ def test_a_hole_between_live_units_stays() -> None:
 
 
 @pytest.mark.parametrize("live", [0, 1, 255, 256, 257, 700])
-@pytest.mark.parametrize("promised", [0, 1, 256, 300])
 @KINDS
-def test_long_stretches_are_absorbed_whole(kind: BandKind, live: int, promised: int) -> None:
+def test_long_stretches_are_absorbed_whole(kind: BandKind, live: int) -> None:
     band = _band(kind, units=3_002)
     band.grow((2, 3_002))
     _take(band, live)
-    band.promised_units = promised
-    assert band.absorb() == 3_000 - live - promised
+    assert band.absorb() == 3_000 - live
     band.check()
 
 

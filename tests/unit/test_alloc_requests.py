@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvd.alloc import requests as requests_module
+from kvd.alloc import names
 from kvd.alloc.checks import CheckLevel
-from kvd.alloc.requests import REQUEST_ID_MAX, Grant, RequestTable
+from kvd.alloc.names import REQUEST_ID_MAX
+from kvd.alloc.requests import Grant, RequestTable
 from kvd.errors import InvariantError, OperationError
 from kvd_proto.errors import ErrorCode
 from kvd_proto.memory import Lifetime
 from kvd_proto.outcomes import Reason, Verdict
-from tests.stateful.chains import ONE, THREE, World, picture
+from tests.stateful.chains import ONE, THREE, World, admit, picture
 
 STRADDLE = World(
     arena_bytes=400,
@@ -29,15 +30,13 @@ STRADDLE = World(
 def _admit(
     table: RequestTable, request: int, *, prompt: int = 8, new: int = 8, chunk: int = 0
 ) -> Verdict:
-    return table.admit(
-        request, prompt_tokens=prompt, new_tokens_max=new, chunk_tokens=chunk
-    ).verdict
+    return admit(table, request, prompt=prompt, new=new, chunk=chunk).verdict
 
 
 def _take(table: RequestTable, requests: list[int], tokens: int) -> Grant:
-    grant = table.take(table.rows_of(requests), tokens)
+    grant = table.take(table.names.rows_of(requests), tokens)
     assert isinstance(grant, Grant)
-    table.check()
+    table.holdings.check()
     return grant
 
 
@@ -52,16 +51,16 @@ def _array(*values: int) -> NDArray[np.int64]:
 def test_an_id_that_is_no_positive_64_bit_integer_is_refused(request_id: int) -> None:
     table = THREE.table()
     with pytest.raises(OperationError, match=f"{request_id} is not a positive") as caught:
-        table.check_new_id(request_id)
+        table.names.check_new(request_id)
     assert caught.value.code is ErrorCode.BAD_REQUEST_ID
     with pytest.raises(OperationError, match=f"{request_id} is not a positive") as caught:
-        table.rows_of([request_id])
+        table.names.rows_of([request_id])
     assert caught.value.code is ErrorCode.BAD_REQUEST_ID
 
 
 def test_the_largest_id_is_an_id() -> None:
     table = THREE.table()
-    table.check_new_id(REQUEST_ID_MAX)
+    table.names.check_new(REQUEST_ID_MAX)
     assert _admit(table, REQUEST_ID_MAX) is Verdict.FITS
 
 
@@ -69,10 +68,10 @@ def test_an_id_is_introduced_once_and_ids_ascend() -> None:
     table = THREE.table()
     assert _admit(table, 5) is Verdict.FITS
     with pytest.raises(OperationError, match="5 is admitted already"):
-        table.check_new_id(5)
+        table.names.check_new(5)
     with pytest.raises(OperationError, match=r"4 was used before.*highest so far is 5"):
-        table.check_new_id(4)
-    table.check_new_id(6)
+        table.names.check_new(4)
+    table.names.check_new(6)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +84,9 @@ def test_a_request_that_does_not_live_is_refused_with_what_became_of_it(
     table = THREE.table()
     assert _admit(table, 1) is Verdict.FITS
     assert _admit(table, 2, prompt=1000) is Verdict.UNSCHEDULABLE
-    table.free(table.rows_of([1]))
+    table.free(table.names.rows_of([1]))
     with pytest.raises(OperationError, match=f"request {request_id} {problem}") as caught:
-        table.rows_of([request_id])
+        table.names.rows_of([request_id])
     assert caught.value.code is ErrorCode.UNKNOWN_REQUEST
 
 
@@ -96,7 +95,7 @@ def test_a_request_named_twice_is_refused() -> None:
     _admit(table, 1)
     _admit(table, 2)
     with pytest.raises(OperationError, match="request 2 is named twice") as caught:
-        table.rows_of([2, 1, 2])
+        table.names.rows_of([2, 1, 2])
     assert caught.value.code is ErrorCode.BAD_REQUEST_ID
 
 
@@ -109,12 +108,12 @@ def test_admission_promises_the_whole_demand_at_once() -> None:
     promised = [band.promised_units for band in table.chain.bands]
     assert promised == [1, 4, 4]
     assert [band.hole_units for band in table.chain.bands] == promised
-    table.check()
+    table.holdings.check()
 
 
 def test_a_request_longer_than_the_context_never_fits() -> None:
     table = THREE.table()
-    answer = table.admit(1, prompt_tokens=60, new_tokens_max=5, chunk_tokens=0)
+    answer = admit(table, 1, prompt=60, new=5)
     assert answer.verdict is Verdict.UNSCHEDULABLE
     assert answer.shortage is not None
     assert answer.shortage.reason is Reason.TOO_LONG
@@ -125,10 +124,10 @@ def test_a_request_longer_than_the_context_never_fits() -> None:
 
 def test_a_request_that_fits_no_empty_arena_is_told_at_once() -> None:
     table = replace(ONE, arena_bytes=100).table()
-    answer = table.admit(1, prompt_tokens=30, new_tokens_max=10, chunk_tokens=0)
+    answer = admit(table, 1, prompt=30, new=10)
     assert answer.verdict is Verdict.UNSCHEDULABLE
     assert answer.shortage is not None
-    assert (answer.shortage.reason, answer.shortage.bytes_short_bytes) == (Reason.NO_BYTES, 10)
+    assert (answer.shortage.reason, answer.shortage.short_bytes) == (Reason.NO_BYTES, 10)
     assert _admit(table, 2, prompt=26, new=10) is Verdict.FITS
 
 
@@ -138,10 +137,10 @@ def test_two_that_fit_alone_do_not_both_fit_and_the_second_may_ask_again() -> No
     before = picture(table.chain)
     assert _admit(table, 2, prompt=20, new=0) is Verdict.WAIT
     assert picture(table.chain) == before
-    table.check_new_id(2)
-    table.free(table.rows_of([1]))
+    table.names.check_new(2)
+    table.free(table.names.rows_of([1]))
     assert _admit(table, 2, prompt=20, new=0) is Verdict.FITS
-    table.check()
+    table.holdings.check()
 
 
 def test_a_promise_holds_whatever_others_take_meanwhile() -> None:
@@ -149,7 +148,7 @@ def test_a_promise_holds_whatever_others_take_meanwhile() -> None:
     assert _admit(table, 1, prompt=4, new=16) is Verdict.FITS
     assert _admit(table, 2, prompt=4, new=16) is Verdict.FITS
     _take(table, [1], 8)
-    refused = table.take(table.rows_of([1]), 16)
+    refused = table.take(table.names.rows_of([1]), 16)
     assert not isinstance(refused, Grant)
     assert (refused[0].reason, refused[1]) == (Reason.NO_BYTES, 1)
     _take(table, [2], 8)
@@ -158,20 +157,20 @@ def test_a_promise_holds_whatever_others_take_meanwhile() -> None:
 def test_no_request_row_is_a_reason_of_its_own() -> None:
     table = replace(THREE, row_count=2).table()
     assert _admit(table, 1, prompt=1, new=1) is Verdict.FITS
-    answer = table.admit(2, prompt_tokens=1, new_tokens_max=1, chunk_tokens=0)
+    answer = admit(table, 2, prompt=1, new=1)
     assert answer.verdict is Verdict.WAIT
     assert answer.shortage is not None
     assert answer.shortage.reason is Reason.NO_ROWS
 
 
 def test_requests_beyond_the_bound_cannot_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests_module, "WAITING_COUNT_MAX", 2)
+    monkeypatch.setattr(names, "WAITING_COUNT_MAX", 2)
     table = replace(ONE, arena_bytes=100).table()
     assert _admit(table, 1, prompt=30, new=0) is Verdict.FITS
     assert _admit(table, 2, prompt=30, new=0) is Verdict.WAIT
-    table.check_waiting_room([2, 3])
+    table.names.check_waiting_room([2, 3])
     with pytest.raises(OperationError, match=r"1 requests wait already and 2 more .* at most 2"):
-        table.check_waiting_room([2, 3, 4])
+        table.names.check_waiting_room([2, 3, 4])
 
 
 # ---- takes ---------------------------------------------------------------------------------------
@@ -204,7 +203,7 @@ def test_a_take_past_the_context_is_refused_and_changes_nothing(taken: int) -> N
     _take(table, [1], taken)
     before = picture(table)
     with pytest.raises(OperationError, match="grow to 63 tokens, the context length is 62"):
-        table.take(table.rows_of([1]), 63 - taken)
+        table.take(table.names.rows_of([1]), 63 - taken)
     assert picture(table) == before
     _take(table, [1], 62 - taken)
 
@@ -215,7 +214,7 @@ def test_a_take_of_many_is_refused_whole_when_one_exceeds() -> None:
         assert _admit(table, request, prompt=8, new=8) is Verdict.FITS
     table.chain.settle_freed()
     before = picture(table)
-    refused = table.take(table.rows_of([1, 2]), _array(8, 24))
+    refused = table.take(table.names.rows_of([1, 2]), _array(8, 24))
     assert not isinstance(refused, Grant)
     assert picture(table) == before
     _take(table, [1, 2], 16)
@@ -226,11 +225,11 @@ def test_a_request_may_exceed_its_promise_where_there_is_room() -> None:
     _admit(table, 1, prompt=4, new=0)
     _take(table, [1], 20)
     assert [band.promised_units for band in table.chain.bands] == [0, 0, 0]
-    table.rows_of([1])
-    table.advance(table.rows_of([1]), 20)
-    table.check()
-    table.free(table.rows_of([1]))
-    table.check()
+    table.names.rows_of([1])
+    table.advance(table.names.rows_of([1]), 20)
+    table.holdings.check()
+    table.free(table.names.rows_of([1]))
+    table.holdings.check()
 
 
 # ---- slides --------------------------------------------------------------------------------------
@@ -240,21 +239,21 @@ def test_a_page_slides_out_when_no_row_of_it_is_in_the_window() -> None:
     table = STRADDLE.table()
     _admit(table, 1, prompt=16, new=16)
     _take(table, [1], 8)
-    row = table.rows_of([1])
+    row = table.names.rows_of([1])
     assert table.advance(row, 6) == []
     (slide,) = table.advance(row, 1)
     assert (slide.band_index, slide.virtual.tolist()) == (0, [1])
     assert [band.live_units for band in table.chain.bands] == [1, 2]
-    table.check()
+    table.holdings.check()
 
 
 def test_a_long_advance_slides_several_pages_out() -> None:
     table = STRADDLE.table()
     _admit(table, 1, prompt=40, new=0, chunk=40)
     _take(table, [1], 40)
-    (slide,) = table.advance(table.rows_of([1]), 40)
+    (slide,) = table.advance(table.names.rows_of([1]), 40)
     assert slide.virtual.tolist() == list(range(1, 10))
-    table.check()
+    table.holdings.check()
 
 
 def test_what_slid_out_is_promised_again() -> None:
@@ -263,8 +262,8 @@ def test_what_slid_out_is_promised_again() -> None:
     promised = table.chain.bands[0].promised_units
     for _ in range(8):
         _take(table, [1], 8)
-        table.advance(table.rows_of([1]), 8)
-        table.check()
+        table.advance(table.names.rows_of([1]), 8)
+        table.holdings.check()
     assert table.chain.bands[0].promised_units == promised - 1
 
 
@@ -275,7 +274,7 @@ def test_computing_more_than_was_taken_is_refused_and_changes_nothing() -> None:
     _take(table, [1, 2], 8)
     before = picture(table)
     with pytest.raises(OperationError, match="request 2 cannot have computed 9 tokens: it took 8"):
-        table.advance(table.rows_of([1, 2]), _array(8, 9))
+        table.advance(table.names.rows_of([1, 2]), _array(8, 9))
     assert picture(table) == before
 
 
@@ -287,14 +286,14 @@ def test_a_freed_request_leaves_nothing_behind() -> None:
     empty = table.chain.spans
     _admit(table, 1)
     _take(table, [1], 8)
-    freed = table.free(table.rows_of([1]))
+    freed = table.free(table.names.rows_of([1]))
     assert [(index, units.tolist()) for index, units in freed] == [
         (1, [1, 2]),
         (2, [1, 2]),
         (0, [1]),
     ]
     table.chain.settle_freed()
-    table.check()
+    table.holdings.check()
     assert table.chain.spans[0] == empty[0]
     assert table.chain.spans[2] == empty[2]
     assert [band.promised_units for band in table.chain.bands] == [0, 0, 0]
@@ -303,19 +302,19 @@ def test_a_freed_request_leaves_nothing_behind() -> None:
 def test_a_request_freed_before_its_first_take_gives_its_promise_back() -> None:
     table = THREE.table()
     _admit(table, 1)
-    freed = table.free(table.rows_of([1]))
+    freed = table.free(table.names.rows_of([1]))
     assert all(units.size == 0 for _, units in freed)
-    table.check()
+    table.holdings.check()
 
 
 def test_a_double_free_names_the_request_and_loses_nothing() -> None:
     table = THREE.table()
     _admit(table, 1)
     _admit(table, 2)
-    table.free(table.rows_of([1]))
+    table.free(table.names.rows_of([1]))
     before = picture(table)
     with pytest.raises(OperationError, match="request 1 has ended") as caught:
-        table.free(table.rows_of([2, 1]))
+        table.free(table.names.rows_of([2, 1]))
     assert caught.value.code is ErrorCode.UNKNOWN_REQUEST
     assert picture(table) == before
 
@@ -325,12 +324,12 @@ def test_a_recycled_page_does_not_keep_its_last_tenants_window() -> None:
     table = world.table()
     _admit(table, 1, prompt=16, new=0, chunk=16)
     _take(table, [1], 16)
-    table.advance(table.rows_of([1]), 16)
-    table.free(table.rows_of([1]))
+    table.advance(table.names.rows_of([1]), 16)
+    table.free(table.names.rows_of([1]))
     _admit(table, 2, prompt=16, new=0, chunk=16)
     _take(table, [2], 16)
-    table.free(table.rows_of([2]))
-    table.check()
+    table.free(table.names.rows_of([2]))
+    table.holdings.check()
 
 
 # ---- broken by hand ------------------------------------------------------------------------------
@@ -338,7 +337,7 @@ def test_a_recycled_page_does_not_keep_its_last_tenants_window() -> None:
 
 def _breaks(table: RequestTable, name: str) -> None:
     with pytest.raises(InvariantError) as caught:
-        table.check()
+        table.holdings.check()
     assert caught.value.name == name
 
 
@@ -371,4 +370,4 @@ def test_rows_are_compared_with_bands_in_strict_mode_only() -> None:
     table = _busy()
     table.rows.slot[1] = 0
     table.chain.monitor.level = CheckLevel.WARN
-    table.check()
+    table.holdings.check()

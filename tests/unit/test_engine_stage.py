@@ -2,9 +2,10 @@
 
 import pytest
 
-from kvd.alloc import requests as requests_module
+from kvd.alloc import names
 from kvd.alloc.checks import CheckLevel
-from kvd.engine.stage import OPERATION_REQUESTS_MAX, TOKENS_MAX, StageEngine
+from kvd.engine.arguments import OPERATION_REQUESTS_MAX, TOKENS_MAX
+from kvd.engine.stage import StageEngine
 from kvd.errors import InvariantError, OperationError
 from kvd_proto.errors import ErrorCode
 from kvd_proto.operations import (
@@ -242,7 +243,7 @@ def test_the_number_of_requests_of_one_operation_is_bounded() -> None:
 def test_an_admit_beyond_the_bound_on_waiters_admits_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(requests_module, "WAITING_COUNT_MAX", 1)
+    monkeypatch.setattr(names, "WAITING_COUNT_MAX", 1)
     engine = _engine(rows=1)
     before = picture(engine)
     with pytest.raises(OperationError, match="0 requests wait already and 3 more"):
@@ -383,7 +384,7 @@ def test_tables_written_by_effects_alone_show_what_requests_hold() -> None:
             assert tables.maps[index].nonzero()[0].tolist() == bound.tolist()
             assert tables.maps[index][bound].tolist() == band.physical(bound).tolist()
             assert (tables.written[index][band.physical(bound)] > 0).all()
-        for row in engine.requests.row_of.values():
+        for row in engine.requests.names.row_of.values():
             count = int(rows.page_count[row])
             assert tables.rows[row, :count].tolist() == rows.pages[row, :count].tolist()
         assert tables.slots.tolist() == rows.slot.tolist()

@@ -6,13 +6,13 @@ from kvd.alloc.requests import RequestTable
 from kvd.engine.standing import StandingSet
 from kvd.errors import OperationError
 from kvd_proto.errors import ErrorCode
-from tests.stateful.chains import THREE, picture
+from tests.stateful.chains import THREE, admit, picture
 
 
 def _table(count: int) -> RequestTable:
     table = THREE.table()
     for request in range(1, count + 1):
-        table.admit(request, prompt_tokens=4, new_tokens_max=4, chunk_tokens=0)
+        admit(table, request, prompt=4, new=4)
     return table
 
 
@@ -30,17 +30,17 @@ def test_members_stand_in_the_order_in_which_they_were_added() -> None:
 def test_a_freed_request_leaves_by_itself() -> None:
     table, standing = _table(3), StandingSet()
     standing.change(table, add=[1, 2, 3], remove=[])
-    table.free(table.rows_of([2]))
+    table.free(table.names.rows_of([2]))
     assert _members(standing, table) == [1, 3]
 
 
 def test_a_reused_row_does_not_bring_its_old_request_back() -> None:
     table, standing = _table(5), StandingSet()
     standing.change(table, add=[1, 2], remove=[])
-    row = table.rows_of([1]).tolist()
-    table.free(table.rows_of([1]))
-    table.admit(9, prompt_tokens=4, new_tokens_max=4, chunk_tokens=0)
-    assert table.rows_of([9]).tolist() == row
+    row = table.names.rows_of([1]).tolist()
+    table.free(table.names.rows_of([1]))
+    admit(table, 9, prompt=4, new=4)
+    assert table.names.rows_of([9]).tolist() == row
     assert _members(standing, table) == [2]
 
 

@@ -1,0 +1,80 @@
+"""A model of the arena's bytes: every byte says which live unit wrote it last.
+
+Moves carry bytes along and hand-outs write them. After any operation each live unit must find
+exactly its own bytes where the maps say that it lies.
+"""
+
+import numpy as np
+
+from kvd.alloc.band import Moves, Units
+from kvd.alloc.chain import BandMoves, ChainAllocator
+from kvd.alloc.requests import Grant
+
+NOBODY = 0
+
+
+class ArenaBytes:
+    """The bytes of one chain's arena."""
+
+    def __init__(self, chain: ChainAllocator) -> None:
+        self.chain = chain
+        self.cells = np.full(chain.geometry.arena_bytes, NOBODY, dtype=np.int64)
+        self.moved_units = 0
+
+    def write(self, index: int, virtual: Units, physical: Units) -> None:
+        """Write units as whoever was handed them does."""
+        for name, unit in zip(virtual.tolist(), physical.tolist(), strict=True):
+            self._cells(index, unit)[:] = self._mark(index, name)
+
+    def move(self, moved: list[BandMoves]) -> None:
+        """Carry out copies one unit at a time, in the order given and backwards alike.
+
+        The copies of one batch may run in any order, so none may read what another writes.
+        """
+        for index, moves in moved:
+            assert_disjoint(moves)
+            self.moved_units += moves.sources.size
+            pairs = list(zip(moves.sources.tolist(), moves.destinations.tolist(), strict=True))
+            for source, destination in reversed(pairs) if len(pairs) % 2 else pairs:
+                self._cells(index, destination)[:] = self._cells(index, source)
+
+    def grant(self, grant: Grant) -> None:
+        """Carry out a take: its moves, then what it handed out."""
+        self.move(grant.moves)
+        for index, units in zip(self.chain.token_indices, grant.physical, strict=False):
+            self.write(index, grant.virtual, units)
+        if grant.slot_rows.size:
+            assert self.chain.state_index is not None
+            self.write(self.chain.state_index, grant.slot_virtual, grant.slot_physical)
+
+    def write_all(self) -> None:
+        """Write every live unit where it lies."""
+        for index, band in enumerate(self.chain.bands):
+            ids = band.bound_ids()
+            self.write(index, ids, band.physical(ids))
+
+    def verify(self) -> None:
+        """Assert that every live unit has its own bytes and that none lies in the sink."""
+        for index, band in enumerate(self.chain.bands):
+            ids = band.bound_ids()
+            for name, unit in zip(ids.tolist(), band.physical(ids).tolist(), strict=True):
+                assert unit * band.geometry.unit_bytes >= self.chain.geometry.sink_bytes
+                cells = self._cells(index, unit)
+                assert (cells == self._mark(index, name)).all(), (
+                    f"unit {unit} of band {band.geometry.name} holds {cells.tolist()}, "
+                    f"virtual id {name} wrote {self._mark(index, name)}"
+                )
+
+    def _cells(self, index: int, unit: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        unit_bytes = self.chain.geometry.bands[index].unit_bytes
+        return self.cells[unit * unit_bytes : (unit + 1) * unit_bytes]
+
+    def _mark(self, index: int, name: int) -> int:
+        return name * len(self.chain.bands) + index + 1
+
+
+def assert_disjoint(moves: Moves) -> None:
+    """Assert that no unit of a batch is read or written twice, or both."""
+    units = np.concatenate((moves.sources, moves.destinations))
+    assert np.unique(units).size == units.size
+    assert moves.virtual.size == moves.sources.size == moves.destinations.size > 0
