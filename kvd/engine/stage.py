@@ -106,6 +106,7 @@ class StageEngine:
         self._standing: dict[int, StandingSet] = {}
         self._refused_now: dict[int, None] = {}
         self._settle_due = False
+        self._checked_epoch_count = 0
         self._memo: tuple[bytes, int, Units] = (b"", -1, _NO_ROWS)
         self._decide: dict[type[Operation], Callable[[int, Any], Outcome]] = {
             Admit: self._admit,
@@ -142,7 +143,10 @@ class StageEngine:
         if self._settle_due:
             self._settle_due = False
             self.chain.merge_freed()
-            if self.monitor.level is CheckLevel.WARN:
+            # Promises change when requests come and go; a steady decode step only uses them up.
+            epoch_count = self.requests.names.epoch_count
+            if self.monitor.level is CheckLevel.WARN and self._checked_epoch_count != epoch_count:
+                self._checked_epoch_count = epoch_count
                 self.chain.check()
 
     # ---- requests -------------------------------------------------------------------------------
