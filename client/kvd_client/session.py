@@ -24,7 +24,7 @@ from kvd_client.backlog import Backlog
 from kvd_client.book import RequestBook
 from kvd_client.calls import Batch, Call
 from kvd_client.device.apply import Applier
-from kvd_client.device.assembly import NO_COLUMNS, decode_columns
+from kvd_client.device.assembly import decode_columns
 from kvd_client.errors import (
     ClosedError,
     DeadlineError,
@@ -406,9 +406,7 @@ class Session:
         """Bring mirror, books, handles and, last, the stream to the position of these entries."""
         with _Applying(self):
             outcomes = [entry.outcome for entry in entries]
-            columns = [
-                decode_columns(outcome) if outcome.lengths else NO_COLUMNS for outcome in outcomes
-            ]
+            columns = decode_columns(outcomes)
             reply = self.applier.assemble_reply(self.applied + 1, outcomes, columns)
             for outcome, call, own_columns in zip(outcomes, calls, columns, strict=True):
                 if outcome.segments:

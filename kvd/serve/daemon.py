@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ import uvloop
 
 from kvd import __version__
 from kvd.alloc.checks import CheckLevel
-from kvd.config import Settings
+from kvd.config import ServeSettings, Settings
 from kvd.errors import ServeError
 from kvd.serve.dispatch import Dispatcher
 from kvd.serve.group import GroupSettings
@@ -26,7 +27,7 @@ from kvd.serve.memory import DescriptorKeeper
 from kvd.serve.metrics import start_metrics
 from kvd.serve.observe import Observatory, Published
 from kvd.serve.router import Router
-from kvd.serve.runtime import DaemonLock, prepare_directory
+from kvd.serve.runtime import DaemonLock, clear_socket, prepare_directory
 from kvd.serve.snapshot import build_document
 from kvd_proto.errors import KvdError
 from kvd_proto.memory import SizingInputs
@@ -62,26 +63,39 @@ class Daemon:
         self._idle_since = monotonic()
         self._collected = False
         self._failure: KvdError | None = None
-        self._lock = DaemonLock(Path(f"{serve.socket_path}.lock"))
-        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-        self._dispatcher = Dispatcher(
-            self._loop,
-            settings=group_settings(settings, epoch=self._epoch),
-            keeper=keeper,
-            send=self._send,
-            log=log,
-        )
+        self._drain_wait_s = serve.drain_wait_ms / 1000
+        with ExitStack() as undo:
+            lock = DaemonLock(Path(f"{serve.socket_path}.lock"))
+            undo.callback(lock.release)
+            self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+            undo.callback(self._loop.close)
+            self._dispatcher = Dispatcher(
+                self._loop,
+                settings=group_settings(settings, epoch=self._epoch),
+                keeper=keeper,
+                send=self._send,
+                log=log,
+            )
+            self._open_sockets(serve, undo)
+            if serve.metrics_port:
+                start_metrics(serve.metrics_host, serve.metrics_port, self._published)
+            self._undo = undo.pop_all()
+
+    def _open_sockets(self, serve: ServeSettings, undo: ExitStack) -> None:
+        """Bind all three sockets; the lock is held, so whatever is there is a leftover."""
         self._lifelines = LifelineServer(
             self._loop,
             serve.descriptor_path,
             epoch=self._epoch,
             allowed_uids=serve.allowed_uids,
             owner=self._dispatcher.lobby,
-            log=log,
+            log=self._log,
         )
+        undo.callback(self._lifelines.close)
         self._dispatcher.lobby.attach_lifelines(self._lifelines)
-        serve.socket_path.unlink(missing_ok=True)
-        serve.stats_path.unlink(missing_ok=True)
+        for path in (serve.socket_path, serve.stats_path):
+            clear_socket(path)
+        undo.callback(serve.socket_path.unlink, missing_ok=True)
         self._router = Router(
             self._loop,
             address=self._address,
@@ -90,11 +104,11 @@ class Daemon:
             on_message=self._dispatcher.message,
             after_message=self._dispatcher.after_send,
         )
+        # Before the lifelines end, so that clients read the last answers before they read the end.
+        undo.callback(self._router.close)
+        undo.callback(serve.stats_path.unlink, missing_ok=True)
         self._observatory = Observatory(f"ipc://{serve.stats_path}", self._published)
-        self._drain_wait_s = serve.drain_wait_ms / 1000
-        self._paths = (serve.socket_path, serve.stats_path)
-        if serve.metrics_port:
-            start_metrics(serve.metrics_host, serve.metrics_port, self._published)
+        undo.callback(self._observatory.close)
 
     @property
     def address(self) -> str:
@@ -120,7 +134,8 @@ class Daemon:
         try:
             self._loop.run_forever()
         finally:
-            self._close()
+            self._undo.close()
+            self._log("event=stopped")
         if self._failure is not None:
             raise self._failure
 
@@ -186,16 +201,6 @@ class Daemon:
             self._loop.call_later(0.01, self._farewell, deadline)
         else:
             self._loop.stop()
-
-    def _close(self) -> None:
-        self._observatory.close()
-        self._lifelines.close()
-        self._router.close()
-        for path in self._paths:
-            path.unlink(missing_ok=True)
-        self._lock.release()
-        self._loop.close()
-        self._log("event=stopped")
 
 
 def group_settings(settings: Settings, *, epoch: int) -> GroupSettings:

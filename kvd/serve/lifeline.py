@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvd.errors import ServeError
+from kvd.serve.runtime import clear_socket
 from kvd_client.device.descriptors import (
     close_all,
     open_peer_pidfd,
@@ -89,12 +90,13 @@ class LifelineServer:
         self._owner = owner
         self._log = log
         self._lifelines: dict[int, Lifeline] = {}
-        path.unlink(missing_ok=True)
+        clear_socket(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         try:
             self._listener.bind(os.fspath(path))
         except OSError as error:
+            self._listener.close()
             raise ServeError(f"cannot bind descriptor socket {path}: {error}") from error
         self._listener.listen(BACKLOG_COUNT)
         loop.add_reader(self._listener, self._accept)

@@ -71,6 +71,7 @@ class Observatory:
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
+            self._context.destroy()
             raise ServeError(f"cannot bind {address}: {error}") from error
         self._thread = threading.Thread(target=self._run, name="kvd-observatory", daemon=True)
 
@@ -81,7 +82,8 @@ class Observatory:
     def close(self) -> None:
         """Stop the thread and close the socket."""
         self._stop.set()
-        self._thread.join(timeout=5)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=5)
         self._socket.close()
         self._context.term()
 

@@ -55,6 +55,7 @@ class Router:
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
+            self._context.destroy()
             raise ServeError(f"cannot bind {address}: {error}") from error
         self._descriptor = self._option(zmq.FD)
         loop.add_reader(self._descriptor, self._drain)

@@ -24,7 +24,7 @@ def prepare_directory(path: Path) -> None:
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         found = path.stat()
     except OSError as error:
-        raise ServeError(f"cannot use runtime directory {path}: {error}") from error
+        raise ServeError(f"cannot use runtime directory {path}: {error.strerror}") from error
     if found.st_uid != os.getuid():
         raise ServeError(
             f"runtime directory {path} belongs to user {found.st_uid}, not to {os.getuid()}; "
@@ -38,6 +38,22 @@ def prepare_directory(path: Path) -> None:
         )
 
 
+def clear_socket(path: Path) -> None:
+    """Remove the socket that an earlier daemon left; raises ServeError if it is something else."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ServeError(f"cannot use socket path {path}: {error.strerror}") from error
+    if not stat.S_ISSOCK(mode):
+        raise ServeError(
+            f"{path} is there already and is no socket; remove it or choose another --socket",
+            code=ErrorCode.BAD_SETTING,
+        )
+    path.unlink()
+
+
 class DaemonLock:
     """An exclusive lock beside the socket, held as long as the daemon lives."""
 
@@ -47,7 +63,9 @@ class DaemonLock:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ServeError(f"cannot open lock {path}: {error}") from error
+            raise ServeError(
+                f"cannot open lock {path}: {error.strerror}; the folder of --socket must exist"
+            ) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -87,15 +87,46 @@ def test_an_effect_that_does_not_fit_the_plan_is_refused_before_anything_is_done
 
 def test_columns_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(ReplyError, match="hold 2 numbers, their lengths say 3"):
-        decode_columns(Outcome(result=Done(), lengths=(1, 2), columns=bytes(8)))
+        decode_columns([Outcome(result=Done(), lengths=(1, 2), columns=bytes(8))])
     with pytest.raises(ReplyError, match="7 bytes"):
-        decode_columns(Outcome(result=Done(), lengths=(1,), columns=bytes(7)))
+        decode_columns([Outcome(result=Done(), lengths=(1,), columns=bytes(7))])
     with pytest.raises(ReplyError, match="-1 numbers"):
-        decode_columns(Outcome(result=Done(), lengths=(3, -1), columns=bytes(8)))
+        decode_columns([Outcome(result=Done(), lengths=(3, -1), columns=bytes(8))])
+    with pytest.raises(ReplyError, match="hold 1 numbers, their lengths say 0"):
+        decode_columns([Outcome(result=Done(), lengths=(), columns=bytes(4))])
+
+
+def test_what_one_entry_has_too_much_is_not_lent_to_the_next() -> None:
+    short = Outcome(result=Done(), lengths=(2,), columns=bytes(4))
+    long = Outcome(result=Done(), lengths=(1,), columns=bytes(8))
+
+    with pytest.raises(ReplyError, match="hold 1 numbers, their lengths say 2"):
+        decode_columns([short, long])
+
+
+def test_every_entry_gets_its_own_columns() -> None:
+    entries = [
+        outcome(),
+        outcome(columns=[[9], [], [1, 2]]),
+        outcome(),
+        outcome(columns=[[], [-7]]),
+    ]
+
+    decoded = decode_columns(entries)
+
+    assert [[one[i].tolist() for i in range(len(one))] for one in decoded] == [
+        [],
+        [[9], [], [1, 2]],
+        [],
+        [[], [-7]],
+    ]
+    assert decoded[3].within(1, -7, -6, "number").tolist() == [-7]
+    with pytest.raises(ReplyError, match=r"number 2 is not within \[0, 2\)"):
+        decoded[1].within(2, 0, 2, "number")
 
 
 def test_columns_are_cut_in_order_and_empty_ones_stay_empty() -> None:
-    columns = decode_columns(outcome(columns=[[], [4, -2], [], [7], []]))
+    (columns,) = decode_columns([outcome(columns=[[], [4, -2], [], [7], []])])
 
     assert [columns[i].tolist() for i in range(len(columns))] == [[], [4, -2], [], [7], []]
     assert columns.within(1, -2, 5, "number").tolist() == [4, -2]

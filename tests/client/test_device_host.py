@@ -147,9 +147,17 @@ def filled(memory: HostMemory, seed: int) -> np.random.Generator:
 @pytest.mark.parametrize("units_count", [0, 1, 3, 40])
 @pytest.mark.parametrize("unit_bytes", [1, 12, UNIT_BYTES])
 @pytest.mark.parametrize("adjacent", [False, True])
+@pytest.mark.parametrize("small_bytes", [0, host_commands.SMALL_BYTES])
 def test_zeroing_units_touches_exactly_their_bytes(
-    memory: HostMemory, stream: HostStream, units_count: int, unit_bytes: int, adjacent: bool
+    memory: HostMemory,
+    stream: HostStream,
+    monkeypatch: pytest.MonkeyPatch,
+    units_count: int,
+    unit_bytes: int,
+    adjacent: bool,
+    small_bytes: int,
 ) -> None:
+    monkeypatch.setattr(host_commands, "SMALL_BYTES", small_bytes)
     generator = filled(memory, seed=units_count + unit_bytes)
     expected = memory.bytes.copy()
     units = generator.permutation(UNITS_COUNT)[:units_count].astype(np.int64)

@@ -3,14 +3,16 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
+from urllib.request import urlopen
 
 import pytest
 
@@ -87,7 +89,7 @@ def test_a_socket_path_that_is_too_long_is_refused_with_its_length(folder: Path)
     assert "107" in error
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+@pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_a_runtime_directory_that_others_may_write_is_refused(folder: Path, mode: int) -> None:
     folder.mkdir()
     folder.chmod(mode)
@@ -110,6 +112,145 @@ def test_a_runtime_directory_that_is_a_file_is_refused(folder: Path) -> None:
     assert done.returncode != 0
     (error,) = errors_of(done.stderr)
     assert str(folder) in error
+
+
+@pytest.mark.parametrize(
+    ("suffix", "kind"), [("", "file"), (".fd", "directory"), (".stats", "link")]
+)
+def test_what_is_no_socket_is_never_removed(folder: Path, suffix: str, kind: str) -> None:
+    folder.mkdir(mode=0o700)
+    path = folder / f"kvd.sock{suffix}"
+    if kind == "file":
+        path.write_text("precious")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/nowhere")
+
+    done = run_kvd("serve", "--runtime-dir", str(folder))
+
+    assert done.returncode != 0
+    assert errors_of(done.stderr) == [
+        f"error: {path} is there already and is no socket; remove it or choose another --socket"
+    ]
+    assert list(folder.iterdir()) == [path]
+
+
+def test_a_socket_in_a_folder_that_is_missing_is_refused(folder: Path) -> None:
+    path = folder / "none" / "kvd.sock"
+
+    done = run_kvd("serve", "--runtime-dir", str(folder), "--socket", str(path))
+
+    assert done.returncode != 0
+    assert errors_of(done.stderr) == [
+        f"error: cannot open lock {path}.lock: No such file or directory; the folder of --socket "
+        f"must exist"
+    ]
+
+
+def test_sockets_of_a_daemon_that_was_killed_are_replaced(folder: Path) -> None:
+    with serving(folder) as daemon:
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+    assert len(list(folder.iterdir())) == 4
+
+    with serving(folder) as daemon:
+        assert daemon.health()["ok"]
+        assert daemon.stop() == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_metrics_are_served_over_http_and_a_port_in_use_is_named(folder: Path) -> None:
+    port = free_port()
+    with serving(folder, "--metrics-port", str(port)) as daemon:
+        with Ranks(daemon.address, "metered") as ranks:
+            ranks.attach()
+            daemon.fresh_stats()
+            with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                text = answer.read().decode()
+
+        other = folder.with_name("other")
+        done = run_kvd("serve", "--runtime-dir", str(other), "--metrics-port", str(port))
+
+    assert "kvd_loop_healthy 1.0" in text
+    assert re.search(r'kvd_arena_bytes\{group="metered",stage="0"\} \d', text)
+    assert done.returncode != 0
+    assert f"127.0.0.1:{port}" in errors_of(done.stderr)[0]
+    assert list(other.iterdir()) == []
+
+
+def test_a_daemon_that_spins_serves_like_one_that_sleeps(start: Start) -> None:
+    daemon = start("--busy-poll-us", "200")
+    with Ranks(daemon.address, "g") as ranks:
+        client = ranks.attach()
+        for request in range(1, 30):
+            admit(client, [request], tokens=1)
+            with client.batch() as batch:
+                batch.free([request])
+            client.ping()
+
+    assert daemon.stop() == 0
+
+
+def test_ranks_that_come_and_go_leave_no_descriptor_behind(start: Start) -> None:
+    daemon = start()
+    (holder,) = daemon.holder_pids
+
+    def come_and_go(count: int) -> None:
+        with Ranks(daemon.address, "g") as ranks:
+            for _ in range(count):
+                for client in ranks.attach_all(2):
+                    client.close()
+            wait_until("the group is gone", lambda: daemon.group("g") is None)
+
+    come_and_go(3)
+    before = descriptors_of(daemon.pid), descriptors_of(holder)
+    come_and_go(20)
+
+    assert (descriptors_of(daemon.pid), descriptors_of(holder)) == before
+
+
+def test_running_out_of_descriptors_turns_newcomers_away_and_nobody_else(start: Start) -> None:
+    daemon = start()
+    with Ranks(daemon.address, "g") as ranks:
+        client = ranks.attach()
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (64, 64))
+        with ExitStack() as stack:
+            crowd = [
+                stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                for _ in range(64)
+            ]
+            for one in crowd:
+                one.connect(f"{daemon.socket_path}.fd")
+            client.ping()
+            admit(client, [1])
+            busy_s = processor_s(daemon.pid)
+            daemon.fresh_stats()
+            daemon.fresh_stats()
+            daemon.fresh_stats()
+            assert processor_s(daemon.pid) - busy_s < 0.2
+        wait_until("there is room again", lambda: descriptors_of(daemon.pid) < 48)
+        with Ranks(daemon.address, "h") as others:
+            others.attach()
+        client.ping()
+
+
+def descriptors_of(pid: int) -> int:
+    """Return how many descriptors a process has open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def test_only_this_user_may_reach_the_sockets(daemon: DaemonProcess) -> None:

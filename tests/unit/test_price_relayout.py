@@ -101,3 +101,11 @@ def test_a_single_band_needs_no_rearrangement() -> None:
     lone = chain_of((4, 24, 30, 5), arena_bytes=120, sink_bytes=8)
     assert _rearrange(lone, (23,)) == ((2, 30),)
     assert _rearrange(lone, (24,)) is None
+
+
+@pytest.mark.parametrize("parked_at", [2, 9, 15])
+def test_where_a_float_was_parked_does_not_matter(parked_at: int) -> None:
+    parked = changed(
+        CHAIN, 1, start_index=parked_at, end_index=parked_at, live_units=0, hole_units=0
+    )
+    assert _rearrange(parked, (0, 3, 0)) == ((1, 5), (10, 13), (24, 30))

@@ -228,9 +228,11 @@ class Applier:
         """Return everything to enqueue, checked; nothing is enqueued yet."""
         assembly = Assembly(self._device, self._memory, self._plan, self._launch_work)
         start_index = self._segment_start_index
+        if columns is None:
+            columns = decode_columns(outcomes)
         for place, outcome in enumerate(outcomes):
             if outcome.segments:
-                assembly.use_columns(decode_columns(outcome) if columns is None else columns[place])
+                assembly.use_columns(columns[place])
             for index in range(start_index, len(outcome.segments)):
                 for effect in outcome.segments[index]:
                     if isinstance(effect, Wait):

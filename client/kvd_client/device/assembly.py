@@ -31,6 +31,7 @@ from kvd_proto.outcomes import (
 NOTHING: Final = np.zeros(0, dtype=np.int64)
 """An empty list of units or rows."""
 
+_INT32: Final = np.dtype("<i4")
 _NONE_LEAST: Final = 1 << 62
 _NONE_GREATEST: Final = -1
 
@@ -93,6 +94,14 @@ class Columns:
                     self._least.insert(index, _NONE_LEAST)
                     self._greatest.insert(index, _NONE_GREATEST)
 
+    def part(self, start: int, end: int) -> "Columns":
+        """Return the columns ``[start, end)`` by themselves, counted from 0 again."""
+        part = Columns.__new__(Columns)
+        part._arrays = self._arrays[start:end]
+        part._least = self._least[start:end]
+        part._greatest = self._greatest[start:end]
+        return part
+
     def __len__(self) -> int:
         return len(self._arrays)
 
@@ -112,16 +121,37 @@ class Columns:
         return self._arrays[index]
 
 
-def decode_columns(outcome: Outcome) -> Columns:
-    """Return an outcome's columns as 64-bit arrays, converted once; raises ReplyError."""
-    if len(outcome.columns) % 4:
-        raise ReplyError(f"columns of {len(outcome.columns)} bytes are no int32 numbers")
-    flat = np.frombuffer(outcome.columns, dtype="<i4").astype(np.int64)
-    return Columns(flat, outcome.lengths)
-
-
 NO_COLUMNS: Final = Columns(NOTHING, ())
 """The columns of an outcome that has none."""
+
+
+def decode_columns(outcomes: Sequence[Outcome]) -> list[Columns]:
+    """Return the columns of each outcome of a reply as 64-bit arrays, all converted in one pass.
+
+    Raises ReplyError if bytes and lengths of one of them do not fit.
+    """
+    lengths: list[int] = []
+    for outcome in outcomes:
+        if len(outcome.columns) % 4:
+            raise ReplyError(f"columns of {len(outcome.columns)} bytes are no int32 numbers")
+        if outcome.lengths or outcome.columns:
+            count = sum(outcome.lengths)
+            if count * 4 != len(outcome.columns):
+                raise ReplyError(
+                    f"columns hold {len(outcome.columns) // 4} numbers, their lengths say {count}"
+                )
+            lengths += outcome.lengths
+    if not lengths:
+        return [NO_COLUMNS] * len(outcomes)
+    encoded = b"".join([outcome.columns for outcome in outcomes])
+    whole = Columns(np.frombuffer(encoded, dtype=_INT32).astype(np.int64), lengths)
+    parts: list[Columns] = []
+    start = 0
+    for outcome in outcomes:
+        end = start + len(outcome.lengths)
+        parts.append(whole.part(start, end) if end > start else NO_COLUMNS)
+        start = end
+    return parts
 
 
 class Assembly:

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ from kvd_client.device.descriptors import descriptor_size
 from kvd_client.errors import DeviceError, ForkedError
 
 ByteArray = npt.NDArray[np.uint8]
+_INT32 = np.dtype(np.int32)
 
 
 class HostMemory:
@@ -31,6 +33,10 @@ class HostMemory:
                 f"cannot map {size_bytes} bytes of descriptor {descriptor}: {error}"
             ) from error
         self._bytes: ByteArray | None = np.frombuffer(self._mapping, dtype=np.uint8)
+        # As many as the plan has tables and bands: cutting them anew for every command costs more
+        # than the command.
+        self._tables: dict[tuple[int, int], npt.NDArray[np.int32]] = {}
+        self._grids: dict[tuple[int, int], npt.NDArray[Any]] = {}
         self._pid = os.getpid()
         self._size_bytes = size_bytes
         self._writable = writable
@@ -66,9 +72,50 @@ class HostMemory:
             raise DeviceError("memory is used after it was closed")
         return self._bytes
 
+    def table(self, offset_bytes: int, entry_count: int) -> npt.NDArray[np.int32]:
+        """Return a table of int32 in the mapping; raises DeviceError if it does not lie there."""
+        table = self._tables.get((offset_bytes, entry_count))
+        if table is None:
+            end_bytes = offset_bytes + entry_count * _INT32.itemsize
+            if offset_bytes % _INT32.itemsize or not 0 <= offset_bytes <= end_bytes <= len(
+                self.bytes
+            ):
+                raise DeviceError(
+                    f"no table of {entry_count} int32 can lie at byte {offset_bytes} "
+                    f"of {self._size_bytes}"
+                )
+            table = self.bytes[offset_bytes:end_bytes].view(_INT32)
+            self._tables[offset_bytes, entry_count] = table
+        return table
+
+    def grid(self, base_bytes: int, unit_bytes: int) -> npt.NDArray[Any]:
+        """Return the whole units behind ``base_bytes``, as rows of the widest words they hold.
+
+        Raises DeviceError if no such unit can lie in the mapping.
+        """
+        grid = self._grids.get((base_bytes, unit_bytes))
+        if grid is None:
+            if unit_bytes <= 0 or not 0 <= base_bytes <= self._size_bytes:
+                raise DeviceError(
+                    f"no units of {unit_bytes} bytes can start at byte {base_bytes} "
+                    f"of {self._size_bytes}"
+                )
+            word: np.dtype[Any] = np.dtype(np.uint8)
+            if not (base_bytes | unit_bytes) % 8:
+                word = np.dtype(np.uint64)
+            elif not (base_bytes | unit_bytes) % 4:
+                word = np.dtype(np.uint32)
+            unit_count = (self._size_bytes - base_bytes) // unit_bytes
+            area = self.bytes[base_bytes : base_bytes + unit_count * unit_bytes]
+            grid = area.view(word).reshape(unit_count, unit_bytes // word.itemsize)
+            self._grids[base_bytes, unit_bytes] = grid
+        return grid
+
     def close(self) -> None:
         """Give the mapping up; arrays made from it stay valid and keep it until they die."""
         self._bytes = None
+        self._tables.clear()
+        self._grids.clear()
         try:
             self._mapping.close()
         except BufferError:
