@@ -412,7 +412,7 @@ def outcome_after(daemon: EngineDaemon, kv: Client, place: int) -> str:
     assert kv.applied == daemon.incarnation.log.end_position, f"place {place}"
     rows = daemon.incarnation.engine.requests
     live = [request for request in (1, 2, 3) if request in rows_by_request(daemon)]
-    assert kv.rows(live).tolist() == rows.rows_of(live).tolist(), f"place {place}"
+    assert kv.rows(live).tolist() == rows.names.rows_of(live).tolist(), f"place {place}"
     kv.stream.synchronize(5_000)
     return "consistent"
 

@@ -15,7 +15,7 @@ from kvd_client.steps import StepBook
 from kvd_proto.codec import decode_reply, encode
 from kvd_proto.control import Header, MessageKind
 from kvd_proto.operations import Admit, Standing
-from kvd_proto.outcomes import AdmitResult, BatchReply, Done
+from kvd_proto.outcomes import AdmitResult, BatchReply, Column, Done
 from tests.client.engine_daemon import Answer, EngineDaemon
 
 ROWS = 8
@@ -39,7 +39,8 @@ def ids(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 def note_admitted(book: RequestBook, request: int, row: int) -> None:
     """Tell the book that the daemon gave a request a row."""
     call = Call(Admit(b"", b"", b""), b"", ids=ids(request))
-    book.note(call, AdmitResult(verdicts=1, rows=0), Columns(ids(row, 0), (1, 1)))
+    columns = Columns(ids(0, row, 8, 8), (1, 1, 1, 1))
+    book.note(call, AdmitResult(*[Column(index) for index in range(4)]), columns)
 
 
 def swallow(rank: int, header: Header, body: bytes) -> list[Answer] | None:

@@ -20,6 +20,9 @@ from kvd_proto.memory import Lifetime
 Picture: TypeAlias = Any
 """Nested tuples that are equal exactly when all state is."""
 
+REMEMBERED = ("_snapshot",)
+"""What is kept of other state to save work; chain.snapshot_fresh compares it with that state."""
+
 PRIMES = (2, 3, 5, 7, 11, 13)
 
 
@@ -110,6 +113,14 @@ THREE = World(
 )
 """A state end, one float and the owner."""
 
+PAIR = World(
+    arena_bytes=14,
+    unit_bytes=(2, 2),
+    lifetimes=(Lifetime.WINDOW, Lifetime.FULL),
+    window_tokens=(8, 0),
+)
+"""Six units of room: a window from the low end against the owner."""
+
 ONE = World(
     arena_bytes=400, unit_bytes=(10,), lifetimes=(Lifetime.FULL,), window_tokens=(0,), row_count=6
 )
@@ -199,4 +210,6 @@ def picture(value: Any) -> Picture:
     if is_dataclass(value):
         return tuple(picture(getattr(value, field.name)) for field in fields(value))
     attributes = cast("dict[str, Any]", vars(value))
-    return tuple((name, picture(attributes[name])) for name in sorted(attributes))
+    return tuple(
+        (name, picture(attributes[name])) for name in sorted(attributes) if name not in REMEMBERED
+    )

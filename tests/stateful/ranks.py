@@ -25,6 +25,7 @@ from kvd_proto.outcomes import (
     NO_COLUMN,
     ClearSlots,
     Entry,
+    Move,
     Outcome,
     ResetRows,
     WriteMap,
@@ -131,7 +132,7 @@ class Tables:
         self.written = [
             np.full(band.unit_index_end_count, -1, dtype=np.int32) for band in plan.bands
         ]
-        """Per unit: position at which it was zeroed or asked to be cleared last."""
+        """Per unit: position at which what it holds was zeroed or asked to be cleared last."""
         self.rows = np.zeros((plan.row_count, plan.row_pages), dtype=np.int32)
         self.slots = np.zeros(plan.row_count, dtype=np.int32)
         self.reset_rows: list[int] = []
@@ -153,6 +154,9 @@ class Tables:
                 self.slots[columns[effect.rows]] = columns[effect.virtual]
             elif isinstance(effect, ResetRows):
                 self.reset_rows += columns[effect.rows]
+            elif isinstance(effect, Move):
+                written = self.written[effect.band]
+                written[columns[effect.destinations]] = written[columns[effect.sources]]
             else:
                 assert isinstance(effect, ClearSlots)
                 self.written[0][columns[effect.units]] = position

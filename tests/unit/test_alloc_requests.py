@@ -105,9 +105,8 @@ def test_a_request_named_twice_is_refused() -> None:
 def test_admission_promises_the_whole_demand_at_once() -> None:
     table = THREE.table()
     assert _admit(table, 1) is Verdict.FITS
-    promised = [band.promised_units for band in table.chain.bands]
-    assert promised == [1, 4, 4]
-    assert [band.hole_units for band in table.chain.bands] == promised
+    assert table.chain.promised_units == (1, 3, 4)
+    assert [band.hole_units for band in table.chain.bands] == [0, 0, 0]
     table.holdings.check()
 
 
@@ -124,11 +123,11 @@ def test_a_request_longer_than_the_context_never_fits() -> None:
 
 def test_a_request_that_fits_no_empty_arena_is_told_at_once() -> None:
     table = replace(ONE, arena_bytes=100).table()
-    answer = admit(table, 1, prompt=30, new=10)
+    answer = admit(table, 1, prompt=40, new=0)
     assert answer.verdict is Verdict.UNSCHEDULABLE
     assert answer.shortage is not None
     assert (answer.shortage.reason, answer.shortage.short_bytes) == (Reason.NO_BYTES, 10)
-    assert _admit(table, 2, prompt=26, new=10) is Verdict.FITS
+    assert _admit(table, 2, prompt=36, new=0) is Verdict.FITS
 
 
 def test_two_that_fit_alone_do_not_both_fit_and_the_second_may_ask_again() -> None:
@@ -224,8 +223,7 @@ def test_a_request_may_exceed_its_promise_where_there_is_room() -> None:
     table = THREE.table()
     _admit(table, 1, prompt=4, new=0)
     _take(table, [1], 20)
-    assert [band.promised_units for band in table.chain.bands] == [0, 0, 0]
-    table.names.rows_of([1])
+    assert table.chain.promised_units == (0, 0, 0)
     table.advance(table.names.rows_of([1]), 20)
     table.holdings.check()
     table.free(table.names.rows_of([1]))
@@ -256,15 +254,24 @@ def test_a_long_advance_slides_several_pages_out() -> None:
     table.holdings.check()
 
 
-def test_what_slid_out_is_promised_again() -> None:
+def test_what_slid_out_is_promised_again_while_the_prompt_lasts_and_a_step_from_then_on() -> None:
     table = STRADDLE.table()
-    _admit(table, 1, prompt=32, new=32)
-    promised = table.chain.bands[0].promised_units
-    for _ in range(8):
+    window = table.chain.bands[0]
+    _admit(table, 1, prompt=32, new=24)
+    assert window.promised_units == 4  # 3 tokens behind a chunk of 8 touch 4 pages at most
+    row = table.names.rows_of([1])
+    for chunk in range(4):
         _take(table, [1], 8)
-        table.advance(table.names.rows_of([1]), 8)
+        assert window.live_units + window.promised_units == 4
+        table.advance(row, 8)
         table.holdings.check()
-    assert table.chain.bands[0].promised_units == promised - 1
+        assert window.live_units + window.promised_units == (4 if chunk < 3 else 2)
+    for _ in range(24):
+        _take(table, [1], 1)
+        table.advance(row, 1)
+        table.holdings.check()
+        assert window.live_units + window.promised_units == 2
+    assert table.chain.promised_units == (2 - window.live_units, 0)
 
 
 def test_computing_more_than_was_taken_is_refused_and_changes_nothing() -> None:
@@ -296,7 +303,7 @@ def test_a_freed_request_leaves_nothing_behind() -> None:
     table.holdings.check()
     assert table.chain.spans[0] == empty[0]
     assert table.chain.spans[2] == empty[2]
-    assert [band.promised_units for band in table.chain.bands] == [0, 0, 0]
+    assert table.chain.promised_units == (0, 0, 0)
 
 
 def test_a_request_freed_before_its_first_take_gives_its_promise_back() -> None:
@@ -362,7 +369,7 @@ def test_a_slot_that_no_request_names_breaks_request_rows_match_bands() -> None:
 
 def test_a_promise_that_nobody_has_breaks_request_promises_add_up() -> None:
     table = _busy()
-    table.chain.owner.promised_units -= 1
+    table.chain.owner.promise(-1)
     _breaks(table, "request.promises_add_up")
 
 

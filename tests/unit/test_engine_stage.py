@@ -137,7 +137,7 @@ WRONG_ADMITS = [
         _admit(9, prompt=90, take=17), "asks 17 .* at most 16", ErrorCode.BAD_ARGUMENT, id="chunk"
     ),
     pytest.param(
-        _admit(9, prompt=5, new=2, take=8), "asks 8 .* at most 7", ErrorCode.BAD_ARGUMENT, id="all"
+        _admit(9, prompt=5, new=3, take=8), "asks 8 .* at most 5", ErrorCode.BAD_ARGUMENT, id="behind"
     ),
     pytest.param(
         _admit(9, take=4, chunk=-1), "chunk_tokens is -1", ErrorCode.BAD_ARGUMENT, id="minus chunk"
