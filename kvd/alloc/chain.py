@@ -22,9 +22,9 @@ from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.price.geometry import ChainGeometry
 from kvd.price.layout import Layout, Step, move_order
 from kvd.price.plans import feasible, first_plan, plan
-from kvd.price.refusal import ObstacleKind, why_not
-from kvd.price.search import Spans, empty_spans
-from kvd.price.snapshot import BandSnapshot, ChainSnapshot, Interval, Tier, reclaimed
+from kvd.price.refusal import ObstacleKind, obstacle_text, why_not
+from kvd.price.search import Spans
+from kvd.price.snapshot import ChainSnapshot, Interval, Tier, empty_snapshot, reclaimed
 from kvd_proto.memory import Lifetime
 from kvd_proto.outcomes import Reason
 
@@ -96,21 +96,11 @@ class ChainAllocator:
         self._blocked_epoch_count = 0
         self.relief_counts = dict.fromkeys((step.value for step in Step), 0)
         self._nothing = (0,) * len(geometry.bands)
-        self._empty = ChainSnapshot(
-            geometry.arena_bytes,
-            geometry.sink_bytes,
-            tuple(
-                BandSnapshot(
-                    band.geometry,
-                    start,
-                    end,
-                    0,
-                    0,
-                    id_room_count=None if band.free_ids is None else len(band.free_ids),
-                )
-                for band, (start, end) in zip(self.bands, empty_spans(geometry), strict=True)
-            ),
+        self.empty = empty_snapshot(
+            geometry,
+            tuple(None if band.free_ids is None else len(band.free_ids) for band in self.bands),
         )
+        """What the chain would be without a request."""
         self._snapshot = self._build_snapshot(0)
 
     # ---- questions ------------------------------------------------------------------------------
@@ -142,7 +132,7 @@ class ChainAllocator:
 
     def fits_empty(self, demand_units: UnitCounts) -> bool:
         """Return whether the demand fits an arena that holds nothing else, ids included."""
-        return feasible(self._empty, demand_units)
+        return feasible(self.empty, demand_units)
 
     def fits(
         self,
@@ -361,25 +351,13 @@ class ChainAllocator:
                 remover="the end of those transfers",
                 waiting_helps=True,
             )
-        band, other = self.bands[obstacle.band_index], self.bands[obstacle.obstacle_index]
-        name, in_the_way = band.geometry.name, other.geometry.name
-        texts = {
-            ObstacleKind.IDS: (
-                f"{band.live_units} ids of {name} in use, {band.promised_units} promised"
-            ),
-            ObstacleKind.INDEX_ROOM: f"the arena has {band.geometry.room_units} places for {name}",
-            ObstacleKind.BYTES: "live and promised units fill the arena",
-            ObstacleKind.PADDING: f"the grids of {name} and {in_the_way} do not align",
-            ObstacleKind.FIXED: f"fixed pages of {in_the_way}",
-            ObstacleKind.BLOCKED: f"bytes beside {in_the_way} that a transfer still touches",
-        }
         by_transfer = obstacle.kind in (ObstacleKind.FIXED, ObstacleKind.BLOCKED)
         return Shortage(
             reason=Reason.NO_IDS if obstacle.kind is ObstacleKind.IDS else Reason.NO_BYTES,
-            band=name,
+            band=self.bands[obstacle.band_index].geometry.name,
             short_units=obstacle.units_short_units,
             short_bytes=obstacle.bytes_short_bytes,
-            obstacle=texts[obstacle.kind],
+            obstacle=obstacle_text(self.snapshot(), obstacle, promised_units=self.promised_units),
             remover="the transfer's end" if by_transfer else "a request that ends",
             waiting_helps=any(band.live_units for band in self.bands),
         )

@@ -4,43 +4,77 @@ It changes nothing. The same search that decides takes is asked about the same s
 answer is what a take of exactly this demand would meet now.
 """
 
+from dataclasses import dataclass
+
 from kvd.alloc.admission import MODE
 from kvd.alloc.chain import UnitCounts
 from kvd.alloc.clip import memory_clip
-from kvd.alloc.demand import RequestShape, request_demand
+from kvd.alloc.demand import DemandShape, RequestShape, request_demand
 from kvd.alloc.purpose import DemandPurpose
 from kvd.alloc.requests import RequestTable
 from kvd.errors import OperationError
-from kvd.price.layout import Step, moved_units_max
-from kvd.price.plans import first_plan, plan
-from kvd.price.snapshot import ChainSnapshot, Tier
-from kvd_proto.control import WhatIf, WhatIfReply, WhatIfStep
+from kvd.price.plans import feasible
+from kvd.price.refusal import obstacle_text, why_not
+from kvd.price.snapshot import ChainSnapshot
+from kvd.price.what_if import never_steps, what_if_steps, with_promises
+from kvd_proto.control import WhatIf, WhatIfReply
+
+
+@dataclass(frozen=True, slots=True)
+class StagePicture:
+    """Everything that an answer depends on: taken from the engine, or from what was published."""
+
+    snapshot: ChainSnapshot
+    """The chain as it is, without promises."""
+    empty: ChainSnapshot
+    promised_units: UnitCounts
+    shape: DemandShape
+    chunk_tokens: int
+    """The longest chunk of a request that names none."""
 
 
 def what_if(table: RequestTable, question: WhatIf) -> WhatIfReply:
     """Answer a question about one stage; raises OperationError for one that makes no sense."""
-    demand, new_tokens = _demand(table, question)
     chain = table.chain
-    fits = chain.fits(demand)
+    picture = StagePicture(
+        snapshot=chain.snapshot(),
+        empty=chain.empty,
+        promised_units=chain.promised_units,
+        shape=table.shape,
+        chunk_tokens=table.chunk_tokens,
+    )
+    return answer(picture, question)
+
+
+def answer(picture: StagePicture, question: WhatIf) -> WhatIfReply:
+    """Answer a question from a picture of a stage; raises OperationError as `what_if` does."""
+    demand, new_tokens = _demand(picture, question)
+    total_tokens = question.prompt_tokens + question.new_tokens_max
+    context_tokens = picture.shape.context_tokens
+    if not question.demand_units and total_tokens > context_tokens > 0:
+        # Admission refuses it before it looks at memory, so no rearrangement helps.
+        return WhatIfReply(
+            demand_units=demand,
+            fits_empty=False,
+            steps=never_steps(),
+            obstacle=f"{total_tokens} tokens, the context length is {context_tokens}",
+        )
+    snapshot, promised = picture.snapshot, picture.promised_units
+    obstacle = why_not(snapshot, with_promises(demand, promised))
     return WhatIfReply(
         demand_units=demand,
-        fits_empty=chain.fits_empty(demand),
+        fits_empty=feasible(picture.empty, demand),
         new_tokens=new_tokens,
-        steps=(
-            # Nothing is pending without overlap, and nothing is cached yet: settling and eviction
-            # cannot give anything back, so their answers are those of the step before.
-            _in_place("now", chain.snapshot(), demand, allowed=fits),
-            _in_place("settled", chain.snapshot(), demand, allowed=fits),
-            _rearranged("relief", chain.snapshot(), demand, allowed=fits),
-            _rearranged("eviction", chain.snapshot(), demand, allowed=fits),
-        ),
-        obstacle="" if fits else chain.explain(demand).obstacle,
+        steps=what_if_steps(snapshot, demand, promised_units=promised),
+        obstacle=""
+        if obstacle is None
+        else obstacle_text(snapshot, obstacle, promised_units=promised),
     )
 
 
-def _demand(table: RequestTable, question: WhatIf) -> tuple[UnitCounts, int]:
+def _demand(picture: StagePicture, question: WhatIf) -> tuple[UnitCounts, int]:
     """Return the units asked, and the new tokens that memory can ever grant the request."""
-    count = len(table.chain.bands)
+    count = len(picture.snapshot.bands)
     if question.demand_units:
         if len(question.demand_units) != count or min(question.demand_units) < 0:
             raise OperationError(
@@ -55,43 +89,15 @@ def _demand(table: RequestTable, question: WhatIf) -> tuple[UnitCounts, int]:
             f"units per band, or a prompt of 1 or more tokens"
         )
     request = RequestShape(prompt_tokens=question.prompt_tokens, new_tokens=question.new_tokens_max)
-    chunk_tokens = question.chunk_tokens or table.chunk_tokens
+    chunk_tokens = question.chunk_tokens or picture.chunk_tokens
     demand = request_demand(
-        table.shape, request, purpose=DemandPurpose.ADMIT, mode=MODE, chunk_tokens=chunk_tokens
+        picture.shape, request, purpose=DemandPurpose.ADMIT, mode=MODE, chunk_tokens=chunk_tokens
     )
     granted = memory_clip(
-        table.shape,
+        picture.shape,
         request,
         mode=MODE,
         chunk_tokens=chunk_tokens,
-        fits_empty=table.chain.fits_empty,
+        fits_empty=lambda units: feasible(picture.empty, units),
     )
     return demand.units, granted or 0
-
-
-def _in_place(
-    name: str, snapshot: ChainSnapshot, demand: UnitCounts, *, allowed: bool
-) -> WhatIfStep:
-    layout = plan(snapshot, demand, Step.NO_MOVE, Tier.STREAM) if allowed else None
-    if layout is None:
-        return WhatIfStep(name=name, fits=False)
-    return WhatIfStep(name=name, fits=True, layout=layout.step.value)
-
-
-def _rearranged(
-    name: str, snapshot: ChainSnapshot, demand: UnitCounts, *, allowed: bool
-) -> WhatIfStep:
-    layout = first_plan(snapshot, demand) if allowed else None
-    if layout is None:
-        return WhatIfStep(name=name, fits=False)
-    moved = moved_units_max(snapshot, layout)
-    return WhatIfStep(
-        name=name,
-        fits=True,
-        layout=layout.step.value,
-        moved_units=moved,
-        moved_bytes=sum(
-            units * band.geometry.unit_bytes
-            for units, band in zip(moved, snapshot.bands, strict=True)
-        ),
-    )

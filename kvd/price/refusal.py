@@ -66,6 +66,23 @@ def why_not(snapshot: ChainSnapshot, demand_units: Units) -> Obstacle | None:
     return _of_bytes(snapshot, needs)
 
 
+def obstacle_text(snapshot: ChainSnapshot, obstacle: Obstacle, *, promised_units: Units) -> str:
+    """Return the obstacle as a phrase; the snapshot holds no promises, they are given beside it."""
+    band = snapshot.bands[obstacle.band_index]
+    name = band.geometry.name
+    in_the_way = snapshot.bands[obstacle.obstacle_index].geometry.name
+    promised = promised_units[obstacle.band_index]
+    texts = {
+        ObstacleKind.IDS: f"{band.live_units} ids of {name} in use, {promised} promised",
+        ObstacleKind.INDEX_ROOM: f"the arena has {band.geometry.room_units} places for {name}",
+        ObstacleKind.BYTES: "live and promised units fill the arena",
+        ObstacleKind.PADDING: f"the grids of {name} and {in_the_way} do not align",
+        ObstacleKind.FIXED: f"fixed pages of {in_the_way}",
+        ObstacleKind.BLOCKED: f"bytes beside {in_the_way} that a transfer still touches",
+    }
+    return texts[obstacle.kind]
+
+
 def _of_bytes(snapshot: ChainSnapshot, needs: list[Need]) -> Obstacle:
     asked_bytes = sum(need.width_units * need.unit_bytes for need in needs)
     short_bytes = asked_bytes - (snapshot.arena_bytes - snapshot.sink_bytes)

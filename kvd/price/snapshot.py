@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 from kvd.price.geometry import BandGeometry, BandKind, ChainGeometry
-from kvd.price.search import Span, Units
+from kvd.price.search import Span, Units, empty_spans
 
 Interval: TypeAlias = tuple[int, int]
 """Half-open range of arena bytes."""
@@ -93,6 +93,21 @@ def chain_snapshot(geometry: ChainGeometry, live_units: Units) -> ChainSnapshot:
             cursor_bytes = (start + live) * band.unit_bytes
     assert cursor_bytes <= geometry.arena_bytes
     return ChainSnapshot(geometry.arena_bytes, geometry.sink_bytes, tuple(bands))
+
+
+def empty_snapshot(
+    geometry: ChainGeometry, id_room_counts: tuple[int | None, ...]
+) -> ChainSnapshot:
+    """Return a chain that holds nothing; ``id_room_counts`` are all ids of each band that mints."""
+    bands = zip(geometry.bands, empty_spans(geometry), id_room_counts, strict=True)
+    return ChainSnapshot(
+        geometry.arena_bytes,
+        geometry.sink_bytes,
+        tuple(
+            BandSnapshot(band, start, end, 0, 0, id_room_count=id_room)
+            for band, (start, end), id_room in bands
+        ),
+    )
 
 
 def reclaimed(snapshot: ChainSnapshot, evictable_units: Units) -> ChainSnapshot:

@@ -3,7 +3,7 @@
 import pytest
 
 from kvd.price.plans import feasible
-from kvd.price.refusal import Obstacle, ObstacleKind, why_not
+from kvd.price.refusal import Obstacle, ObstacleKind, obstacle_text, why_not
 from kvd.price.search import Units
 from kvd.price.snapshot import ChainSnapshot
 from tests.stateful.price_model import chain_of, changed
@@ -87,3 +87,20 @@ def test_a_float_pushed_behind_the_end_of_its_grid_names_itself() -> None:
     snapshot = chain_of((8, 1, 11, 10), (30, 3, 3, 0), (1, 125, 125, 0), arena_bytes=125)
     assert why_not(snapshot, (0, 1, 0)) is None  # bytes [90, 120) above the low end's 88
     assert why_not(snapshot, (1, 1, 0)) == Obstacle(ObstacleKind.PADDING, 1, 1, 30, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (ObstacleKind.IDS, "3 ids of {band} in use, 7 promised"),
+        (ObstacleKind.INDEX_ROOM, "the arena has 18 places for {band}"),
+        (ObstacleKind.BYTES, "live and promised units fill the arena"),
+        (ObstacleKind.PADDING, "the grids of {band} and {other} do not align"),
+        (ObstacleKind.FIXED, "fixed pages of {other}"),
+        (ObstacleKind.BLOCKED, "bytes beside {other} that a transfer still touches"),
+    ],
+)
+def test_an_obstacle_is_told_in_words_that_name_its_bands(kind: ObstacleKind, said: str) -> None:
+    band, other = (CHAIN.bands[index].geometry.name for index in (1, 2))
+    text = obstacle_text(CHAIN, Obstacle(kind, 1, 1, 6, 2), promised_units=(0, 7, 0))
+    assert text == said.format(band=band, other=other)

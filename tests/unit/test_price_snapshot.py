@@ -3,7 +3,7 @@
 import pytest
 
 from kvd.price.geometry import BandKind, chain_geometry
-from kvd.price.snapshot import chain_snapshot, reclaimed, within_ids
+from kvd.price.snapshot import chain_snapshot, empty_snapshot, reclaimed, within_ids
 from tests.stateful.price_model import chain_of, changed
 
 GEOMETRY = chain_geometry(
@@ -16,6 +16,19 @@ GEOMETRY = chain_geometry(
     ),
 )
 CHAIN = chain_of((8, 1, 5, 3), (6, 9, 13, 3), (4, 24, 30, 5), arena_bytes=120, sink_bytes=8)
+
+
+def test_an_empty_chain_holds_nothing_and_has_all_its_ids() -> None:
+    snapshot = empty_snapshot(GEOMETRY, (4, None, 9))
+    assert [(band.start_index, band.end_index) for band in snapshot.bands] == [
+        (1, 1),
+        (2, 2),
+        (30, 30),
+    ]
+    assert [band.id_room_count for band in snapshot.bands] == [4, None, 9]
+    assert (snapshot.arena_bytes, snapshot.sink_bytes) == (120, 8)
+    assert within_ids(snapshot, (4, 100, 9))
+    assert not within_ids(snapshot, (0, 0, 10))
 
 
 def test_a_canonical_chain_is_dense_and_packed_from_below() -> None:
