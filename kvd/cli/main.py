@@ -30,6 +30,7 @@ SUBCOMMANDS: Final[dict[str, Subcommand]] = {
     "plan": Subcommand("kvd.cli.plan", "plan", "Say what fits: bands, bytes, floor, targets."),
     "stats": Subcommand("kvd.cli.stats", "stats", "Show what a running daemon's bands hold."),
     "map": Subcommand("kvd.cli.map", "map_", "Draw the arena: bands, holes, pending pages."),
+    "what-if": Subcommand("kvd.cli.what_if", "what_if", "Say whether a demand would fit, and how."),
     "replay": Subcommand("kvd.cli.replay", "replay", "Drive a request trace and check all bytes."),
     "config": Subcommand("kvd.cli.config", "config", "Print the settings that apply, and why."),
     "doctor": Subcommand("kvd.cli.doctor", "doctor", "Check whether this host can run kvd."),

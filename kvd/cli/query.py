@@ -4,7 +4,7 @@ Imports stay few: ``kvd stats --json`` has 0.3 s for everything, the interpreter
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import zmq
@@ -17,6 +17,8 @@ from kvd_proto.errors import ErrorCode
 ANSWER_WAIT_MS: Final = 2_000
 """The daemon publishes its statistics beside the hot path: no load of it makes them late."""
 SCHEMA: Final = "kvd.stats/1"
+Range: TypeAlias = tuple[int, int]
+"""Half-open: of unit numbers, or of arena bytes."""
 
 
 class BandStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +38,31 @@ class BandStatistics(msgspec.Struct, frozen=True, kw_only=True):
     pending_units: int = 0
     promised_units: int = 0
     virtual_free_count: int = msgspec.field(name="virtual_free", default=0)
+    virtual_total_count: int | None = msgspec.field(name="virtual_total", default=None)
+    """None: the band's units carry the names of another band's."""
+    window_tokens: int = 0
+    vacated_forward_units: int = 0
+    vacated_network_units: int = 0
+    fenced_units: int = 0
+    hard_fixed: Range | None = None
+    soft_fixed: Range | None = None
+    movable: bool = True
+    available_estimate_units: int = msgspec.field(name="available_units_estimate", default=0)
+    """Roughly how many more units it could take; for people only."""
+
+
+class DemandStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How a stage prices requests."""
+
+    page_tokens: int
+    chunk_tokens: int
+    slots_per_request_slots: int = msgspec.field(name="slots_per_request")
+    step_tokens: int
+    overlap: bool
+    slide_tokens: int
+    checkpoint_tokens: int
+    tracking: str
+    context_tokens: int
 
 
 class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +83,9 @@ class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     bands: tuple[BandStatistics, ...]
     row_count: int = msgspec.field(name="rows", default=0)
     log: LogStatistics | None = None
+    blocked: tuple[Range, ...] = msgspec.field(name="blocked_bytes", default=())
+    quarantined: tuple[Range, ...] = msgspec.field(name="quarantined_bytes", default=())
+    demand: DemandStatistics | None = None
     counters: dict[str, Any] = {}
     refusals: dict[str, Any] = {}
 

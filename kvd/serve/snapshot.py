@@ -7,7 +7,10 @@ from time import time
 from typing import Any
 
 from kvd.alloc.band import BandStatistics
+from kvd.alloc.demand import DemandShape
+from kvd.alloc.estimate import estimate_available
 from kvd.engine.incarnation import Incarnation
+from kvd.price.snapshot import BandSnapshot
 from kvd.serve.dispatch import Dispatcher
 from kvd.serve.group import Group
 from kvd_proto.memory import BandPlan, StoragePlan
@@ -63,14 +66,16 @@ def _group(group: Group) -> Document:
         "stages": []
         if running is None
         else [
-            _stage(incarnation, stage.storage)
+            stage_document(incarnation, stage.storage)
             for incarnation, stage in zip(running.stages, running.storage.stages, strict=True)
         ],
     }
 
 
-def _stage(incarnation: Incarnation, plan: StoragePlan) -> Document:
+def stage_document(incarnation: Incarnation, plan: StoragePlan) -> Document:
+    """Return what an onlooker may know of one stage: enough to answer its capacity questions."""
     engine, log = incarnation.engine, incarnation.log
+    chain, snapshot = engine.chain, engine.chain.snapshot()
     return {
         "stage": plan.stage_index,
         "position": log.end_position,
@@ -93,11 +98,23 @@ def _stage(incarnation: Incarnation, plan: StoragePlan) -> Document:
             "bytes_total": log.bytes_total,
         },
         "bands": [
-            _band(band, band_plan)
-            for band, band_plan in zip(engine.chain.statistics(), plan.bands, strict=True)
+            _band(statistics, band_plan)
+            | _capacity(band, virtual_count=empty.id_room_count)
+            | {"available_units_estimate": estimate.read()}
+            for statistics, band_plan, band, empty, estimate in zip(
+                chain.statistics(),
+                plan.bands,
+                snapshot.bands,
+                chain.empty.bands,
+                estimate_available(chain),
+                strict=True,
+            )
         ],
+        "blocked_bytes": snapshot.blocked,
+        "quarantined_bytes": snapshot.quarantined,
+        "demand": _demand(engine.requests.shape, chunk_tokens=engine.requests.chunk_tokens),
         "counters": dict(engine.counters),
-        "layouts": dict(engine.chain.relief_counts),
+        "layouts": dict(chain.relief_counts),
         "refusals": dict(engine.refusal_counts),
         "broken_checks": dict(engine.monitor.broken_count),
         "check_level": engine.monitor.level.name.lower(),
@@ -119,7 +136,6 @@ def _band(band: BandStatistics, plan: BandPlan) -> Document:
         "span_end": band.span_end_index,
         "live_units": band.live_units,
         "hole_units": band.hole_units,
-        "pending_units": 0,
         "promised_units": band.promised_units,
         "virtual_free": band.virtual_free_count,
         "absorbed_units_total": band.absorbed_units_total,
@@ -127,4 +143,33 @@ def _band(band: BandStatistics, plan: BandPlan) -> Document:
         "moved_units_total": band.moved_units_total,
         "moved_bytes_total": band.moved_units_total * band.unit_bytes,
         "move_batches_total": band.move_batches_total,
+    }
+
+
+def _capacity(band: BandSnapshot, *, virtual_count: int | None) -> Document:
+    """Return what capacity answers depend on besides the counts, so that others can answer them."""
+    return {
+        "pending_units": band.pending_units,
+        "vacated_forward_units": band.vacated_forward_units,
+        "vacated_network_units": band.vacated_network_units,
+        "fenced_units": band.fenced_units,
+        "hard_fixed": band.hard_fixed,
+        "soft_fixed": band.soft_fixed,
+        "movable": band.movable,
+        "virtual_total": virtual_count,
+    }
+
+
+def _demand(shape: DemandShape, *, chunk_tokens: int) -> Document:
+    """Return how requests of this stage are priced."""
+    return {
+        "page_tokens": shape.page_tokens,
+        "chunk_tokens": chunk_tokens,
+        "slots_per_request": shape.slots_per_request_slots,
+        "step_tokens": shape.step_tokens,
+        "overlap": shape.overlap,
+        "slide_tokens": shape.slide_tokens,
+        "checkpoint_tokens": shape.checkpoint_tokens,
+        "tracking": shape.tracking.value,
+        "context_tokens": shape.context_tokens,
     }
