@@ -47,6 +47,9 @@ class BandStatistics(msgspec.Struct, frozen=True, kw_only=True):
     hard_fixed: Range | None = None
     soft_fixed: Range | None = None
     movable: bool = True
+    moved_units_total: int = 0
+    moved_bytes_total: int = 0
+    move_batches_total: int = 0
     available_estimate_units: int = msgspec.field(name="available_units_estimate", default=0)
     """Roughly how many more units it could take; for people only."""
 
@@ -86,6 +89,8 @@ class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     blocked: tuple[Range, ...] = msgspec.field(name="blocked_bytes", default=())
     quarantined: tuple[Range, ...] = msgspec.field(name="quarantined_bytes", default=())
     demand: DemandStatistics | None = None
+    layouts: dict[str, int] = {}
+    """Takes that needed one, by how far it went."""
     counters: dict[str, Any] = {}
     refusals: dict[str, Any] = {}
 

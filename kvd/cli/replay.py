@@ -20,11 +20,11 @@ from kvd.setting import parse_bytes
 from kvd.testing.local import LocalDaemon
 from kvd.testing.messages import RankProgress
 from kvd.testing.painter import Corruption
+from kvd.testing.passes import WorkloadLimits, WorkloadRequest
 from kvd.testing.processes import ending_of
 from kvd.testing.replay import ReplayOutcome, ReplaySpec, run_replay
 from kvd.testing.report import ReplayReport
 from kvd.testing.traces import Selection, excerpt, read_trace, select_requests
-from kvd.testing.workload import WorkloadLimits, WorkloadRequest
 from kvd_proto.control import Mode
 from kvd_proto.memory import DeclaredConfig, SizingInputs
 from kvd_proto.scalars import RequestId
@@ -42,6 +42,11 @@ CHUNK_TOKENS: Final = 512
 PROMPT_TOKENS: Final = 2048
 """Prompt tokens per step over all requests: four chunks."""
 ASKED_COUNT: Final = 4
+RESERVE_BATCHES: Final = 16
+"""Promises lapse soon after a request was let in, so that more are let in than can all grow to
+their full length: what makes an arena fill up, move its pages, and end some requests early."""
+GROWTH_PERMILLE: Final = 0
+IDLE_STEP_COUNT: Final = 0
 SAMPLE_STEP_COUNT: Final = 32
 SAMPLE_REQUEST_COUNT: Final = 2
 DEADLINE_MS: Final = 30_000
@@ -49,7 +54,7 @@ DEADLINE_MS: Final = 30_000
 MAP_WIDTH_CELLS: Final = 100
 EXIT_FOUND: Final = 1
 
-_CORRUPTION: Final = re.compile(r"(\d+)(?::(\w+)(?::(\d+))?)?", re.ASCII)
+_CORRUPTION: Final = re.compile(r"(\d+)(?::(\w+)(?::(\d+)(:moved)?)?)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,9 @@ class Options:
     page_tokens: int | None
     chunk_tokens: int
     running_count: int
+    reserve_batches: int
+    growth_permille: int
+    idle_step_count: int
     seed_index: int
     socket_path: Path | None
     corrupt: str | None
@@ -128,6 +136,30 @@ class Options:
     help=f"Requests that hold memory at a time ({RUNNING_COUNT}).",
 )
 @click.option(
+    "--reserve-batches",
+    type=click.IntRange(0),
+    default=RESERVE_BATCHES,
+    help="Batches after which an admitted request's promise lapses, 0: never "
+    f"({RESERVE_BATCHES}). Then takes may find no room, and retract.",
+)
+@click.option(
+    "--growth",
+    "growth_permille",
+    type=click.IntRange(0, 1000),
+    default=GROWTH_PERMILLE,
+    metavar="PERMILLE",
+    help="Of what requests with lapsed promises may still grow, the part that new ones must leave "
+    f"room for ({GROWTH_PERMILLE}).",
+)
+@click.option(
+    "--idle-every",
+    "idle_step_count",
+    type=click.IntRange(0),
+    default=IDLE_STEP_COUNT,
+    metavar="STEPS",
+    help=f"Launch nothing for one iteration after so many steps, 0: never ({IDLE_STEP_COUNT}).",
+)
+@click.option(
     "--seed", "seed_index", type=click.IntRange(0), default=1, help="Chooses the samples (1)."
 )
 @click.option(
@@ -139,8 +171,8 @@ class Options:
 )
 @click.option(
     "--corrupt",
-    metavar="REQUEST[:BAND[:PAGE]]",
-    help="Flip one byte after it was written, to see that it is found.",
+    metavar="REQUEST[:BAND[:PAGE[:moved]]]",
+    help="Flip one byte after it was written, or after it was moved, to see that it is found.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
@@ -173,6 +205,7 @@ def replay(context: click.Context, /, **given: Any) -> None:
         outcome=outcome,
         corruption=spec.corruption,
         left_units=watch.left_units,
+        motion=watch.motion,
     )
     _conclude(report, watch, as_json=options.as_json)
     if report.findings:
@@ -211,6 +244,9 @@ def _spec(options: Options, selection: Selection) -> ReplaySpec:
             sample_step_count=SAMPLE_STEP_COUNT,
             sample_request_count=SAMPLE_REQUEST_COUNT,
             seed_index=options.seed_index,
+            reserve_batches=options.reserve_batches,
+            growth_permille=options.growth_permille,
+            idle_step_count=options.idle_step_count,
         ),
         deadline_ms=DEADLINE_MS,
         corruption=_corruption(options, selection),
@@ -236,13 +272,14 @@ def _corruption(options: Options, selection: Selection) -> Corruption | None:
     matched = _CORRUPTION.fullmatch(options.corrupt)
     if matched is None:
         raise SettingError(
-            f"--corrupt is {options.corrupt!r}, allowed is REQUEST[:BAND[:PAGE]] as 17:full:3"
+            f"--corrupt is {options.corrupt!r}, allowed is REQUEST[:BAND[:PAGE[:moved]]] as "
+            "17:full:3"
         )
     number, band, page = matched[1], matched[2] or "full", matched[3] or "0"
     count = len(selection.requests)
     if not 1 <= int(number) <= count:
         raise SettingError(f"--corrupt names request {number}, allowed is 1 to {count}")
-    return Corruption(RequestId(int(number)), band, int(page))
+    return Corruption(RequestId(int(number)), band, int(page), after_move=matched[4] is not None)
 
 
 @contextmanager
@@ -286,8 +323,10 @@ def _introduce(options: Options, selection: Selection) -> None:
     if options.demo:
         click.echo(
             "Each rank is a process that writes its own pattern into the pages it is granted and "
-            "checks every byte\nbefore a page is freed. The memory does not hold all requests, so "
-            "they wait for one another."
+            "checks every byte\nbefore its request is freed. The memory does not hold all "
+            "requests, so they wait for one another; and as their\npromises lapse after "
+            f"{options.reserve_batches} batches, pages are moved to make room, and some requests "
+            "are retracted."
         )
 
 

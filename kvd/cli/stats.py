@@ -8,7 +8,13 @@ from typing import Any, Final, cast
 import click
 
 from kvd.cli.flags import load_from_flags, setting_options
-from kvd.cli.query import GroupStatistics, StageStatistics, fetch_statistics, read_statistics
+from kvd.cli.query import (
+    BandStatistics,
+    GroupStatistics,
+    StageStatistics,
+    fetch_statistics,
+    read_statistics,
+)
 
 WATCH_INTERVAL_S: Final = 1.0
 
@@ -53,6 +59,8 @@ def _print_tables(document: bytes) -> None:
         for stage in group.stages:
             print_table(_stage_title(stage), _BAND_COLUMNS, _band_rows(stage))
             _print_counters(f"stage {stage.stage}", stage.counters | stage.refusals)
+            if stage.layouts:
+                _print_counters(f"stage {stage.stage} layouts", stage.layouts)
     if found.sessions:
         # A column for each fact that any session has.
         columns = tuple(dict.fromkeys(key for session in found.sessions for key in session))
@@ -98,6 +106,8 @@ _BAND_COLUMNS: Final = (
     "holes",
     "pending",
     "promised",
+    "fixed",
+    "moved",
     "free ids",
     "live bytes",
 )
@@ -124,8 +134,18 @@ def _band_rows(stage: StageStatistics) -> list[tuple[str, ...]]:
             f"{band.hole_units:,}",
             f"{band.pending_units:,}",
             f"{band.promised_units:,}",
+            _fixed_text(band),
+            f"{band.moved_units_total:,}",
             f"{band.virtual_free_count:,}",
             f"{band.live_units * band.unit_bytes:,}",
         )
         for band in stage.bands
     ]
+
+
+def _fixed_text(band: BandStatistics) -> str:
+    """Return which units of a band stay where they are: for good, or (~) until transfers end."""
+    extents = (("", band.hard_fixed), ("~", band.soft_fixed))
+    return " ".join(
+        f"{mark}[{extent[0]:,}, {extent[1]:,})" for mark, extent in extents if extent is not None
+    )

@@ -1,4 +1,4 @@
-"""An onlooker of one group: keeps the fullest moment of its arena, and what is left at the end."""
+"""An onlooker of one group: its arena at its fullest, what moved, and what is left at the end."""
 
 from pathlib import Path
 from time import monotonic, sleep
@@ -6,6 +6,7 @@ from typing import Final
 
 from kvd.cli.query import StageStatistics, fetch_statistics, read_statistics
 from kvd.errors import ServeError
+from kvd.testing.report import BandMotion, StageMotion
 
 LOOK_INTERVAL_S: Final = 0.5
 """How often the arena is looked at, so that its fullest moment can be shown."""
@@ -23,6 +24,7 @@ class Watch:
         self._looked_s = -LOOK_INTERVAL_S
         self.fullest: StageStatistics | None = None
         self.left_units: dict[str, int] | None = None
+        self.motion: StageMotion | None = None
 
     def look(self) -> None:
         """Take a look, unless the last one was a moment ago.
@@ -49,6 +51,7 @@ class Watch:
             stage = self._stage()
             if stage is not None:
                 self.left_units = {band.name: band.live_units for band in stage.bands}
+                self.motion = _motion(stage)
                 if not any(self.left_units.values()):
                     return
             if monotonic() >= deadline_s:
@@ -59,6 +62,24 @@ class Watch:
         found = read_statistics(fetch_statistics(self._stats_path))
         stages = next((group.stages for group in found.groups if group.name == self._group), ())
         return stages[0] if stages else None
+
+
+def _motion(stage: StageStatistics) -> StageMotion:
+    return StageMotion(
+        layouts=dict(stage.layouts),
+        bands=tuple(
+            BandMotion(
+                name=band.name,
+                is_float=band.chain_kind == "float",
+                moved_units=band.moved_units_total,
+                moved_bytes=band.moved_bytes_total,
+                batches_count=band.move_batches_total,
+            )
+            for band in stage.bands
+        ),
+        retracted_count=int(stage.counters.get("retracted", 0)),
+        lapsed_count=int(stage.counters.get("lapsed", 0)),
+    )
 
 
 def _live_bytes(stage: StageStatistics | None) -> int:

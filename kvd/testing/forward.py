@@ -4,7 +4,7 @@ All places come from the client's tables, as an engine's kernels would take them
 translation is found like a wrong page.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,14 +13,16 @@ import xxhash
 
 from kvd.errors import WorkloadError
 from kvd.testing.painter import (
+    Corruption,
+    Flip,
     PageCheck,
     PaintJob,
     StateCheck,
     StateWrite,
     TokenWrite,
 )
+from kvd.testing.passes import StepWork
 from kvd.testing.pattern import Indices
-from kvd.testing.workload import StepWork
 from kvd.units import ceil_div, floor_div
 from kvd_proto.memory import BandPlan, Lifetime, StoragePlan
 from kvd_proto.scalars import RequestId
@@ -69,9 +71,13 @@ class ForwardBuilder:
     - the pages of a window that a coming slide may free were checked by the forward before it
     """
 
-    def __init__(self, tables: TableSource) -> None:
+    def __init__(self, tables: TableSource, *, corruption: Corruption | None = None) -> None:
+        """Begin with no requests; a corruption that waits for a move is planted from here."""
         plan = tables.plan
         self._tables = tables
+        self._flips = None
+        if corruption is not None and corruption.after_move:
+            self._flips = _FlipsAfterMove(tables, corruption)
         self._token_bands = [band for band in plan.bands if band.lifetime is not Lifetime.STATE]
         self._state_band = next(
             (band for band in plan.bands if band.lifetime is Lifetime.STATE), None
@@ -97,6 +103,8 @@ class ForwardBuilder:
         for request in requests:
             del self._tokens[request]
             self._state_versions.pop(request, None)
+        if self._flips is not None:
+            self._flips.forget(requests)
 
     def build(self, work: StepWork) -> PaintJob:
         """Return what the forward of a step paints and checks, by the tables as they are now."""
@@ -119,6 +127,7 @@ class ForwardBuilder:
         return PaintJob(
             token_writes=token_writes,
             state_writes=state_writes,
+            flips=() if self._flips is None else self._flips.next(self._tokens, state_writes),
             page_checks=tuple(page_checks),
             state_checks=self._state_checks(whole),
         )
@@ -268,6 +277,52 @@ class ForwardBuilder:
         if self._state_band is not None:
             total += len(self._tokens) * self._state_band.entry_bytes
         return total
+
+
+class _FlipsAfterMove:
+    """Watches one page or slot, and has a byte of it flipped once it moved."""
+
+    def __init__(self, tables: TableSource, corruption: Corruption) -> None:
+        self._tables = tables
+        self._corruption = corruption
+        self._band = next(
+            (band for band in tables.plan.bands if band.name == corruption.band), None
+        )
+        self._unit_index = 0
+        """Where it lies; 0 while it is not bound."""
+        self._moved = False
+
+    def forget(self, requests: Sequence[RequestId]) -> None:
+        """Begin anew if the request is among those that ended."""
+        if self._corruption.request_id in requests:
+            self._unit_index, self._moved = 0, False
+
+    def next(
+        self, live: Container[RequestId], state_writes: Sequence[StateWrite]
+    ) -> tuple[Flip, ...]:
+        """Return what to flip in the forward that is being built."""
+        request, band = self._corruption.request_id, self._band
+        unit_index = self._now() if band is not None and request in live else 0
+        if band is None or unit_index == 0:
+            return ()
+        moved_now = self._unit_index not in (0, unit_index) and not self._moved
+        # A state that is written anew is whole again.
+        undone = self._moved and any(request in write.requests for write in state_writes)
+        is_state = band.lifetime is Lifetime.STATE
+        self._unit_index = unit_index
+        self._moved = self._moved or moved_now
+        if not (moved_now or (is_state and undone)):
+            return ()
+        return (Flip(band.name, unit_index if is_state else unit_index * band.page_tokens),)
+
+    def _now(self) -> int:
+        """Return where the page or slot lies, 0 if it is not bound."""
+        corruption = self._corruption
+        assert self._band is not None
+        if self._band.lifetime is Lifetime.STATE:
+            return int(self._tables.state_slots([corruption.request_id])[0])
+        pages = self._tables.page_table(self._band.name, [corruption.request_id]).values
+        return int(pages[corruption.page_index]) if corruption.page_index < pages.size else 0
 
 
 def _token_positions(work: StepWork) -> tuple[Indices, Indices]:

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import msgspec
 
 from kvd.testing.painter import Corruption, Mismatch
-from kvd.testing.workload import StepWork, WorkloadLimits, WorkloadRequest
+from kvd.testing.passes import StepWork, WorkloadLimits, WorkloadRequest
 from kvd_proto.control import Mode
 from kvd_proto.memory import DeclaredConfig, SizingInputs
 from kvd_proto.scalars import Position, RequestId, StepNumber
@@ -56,6 +56,11 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     step_count: int
     running_count_max: int
     waiting_pass_count: int
+    idle_pass_count: int
+    refused_take_count: int
+    retracted_count: int
+    recomputed_tokens: int
+    clipped_count: int
     unschedulable: tuple[RequestId, ...]
     verdicts: dict[str, int]
     refusals: dict[str, int]

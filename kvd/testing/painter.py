@@ -52,11 +52,15 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """A byte that the painter flips on purpose, right after it was written."""
+    """A byte that the painter flips on purpose, right after it was written.
+
+    With ``after_move`` it does so where the page or slot lies once the allocator moved it.
+    """
 
     request_id: RequestId
     band: str
     page_index: int
+    after_move: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +111,20 @@ class StateCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class Flip:
+    """An entry of a band, a token or a slot, of which one byte is to be flipped."""
+
+    band: str
+    entry_index: int
+
+
+@dataclass(frozen=True, slots=True)
 class PaintJob:
     """What one forward does, in this order."""
 
     token_writes: tuple[TokenWrite, ...] = ()
     state_writes: tuple[StateWrite, ...] = ()
+    flips: tuple[Flip, ...] = ()
     page_checks: tuple[PageCheck, ...] = ()
     state_checks: tuple[StateCheck, ...] = ()
 
@@ -147,7 +160,8 @@ class ArenaPainter:
                 f"{', '.join(band.name for band in plan.bands)}"
             )
         self._rank_index = rank_index
-        self._corruption = corruption
+        # One that waits for a move comes as a flip of some later job.
+        self._corruption = None if corruption is None or corruption.after_move else corruption
         self._bands = {band.name: band for band in plan.bands}
         self._owners = {
             band.name: PatternOwner(index, plan.stage_index, rank_index)
@@ -180,6 +194,8 @@ class ArenaPainter:
             self._write_tokens(write)
         for state_write in job.state_writes:
             self._write_states(state_write)
+        for flip in job.flips:
+            self._corrupt(self._views[flip.band], np.array([flip.entry_index], dtype=np.int64))
         for check in job.page_checks:
             self._check_pages(check)
         for state_check in job.state_checks:

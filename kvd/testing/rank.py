@@ -34,8 +34,9 @@ from kvd.testing.messages import (
     RankSpec,
 )
 from kvd.testing.painter import ArenaPainter
-from kvd.testing.workload import Answers, Pass, StepWork, Workload
-from kvd_client import STANDING
+from kvd.testing.passes import Answers, Pass, StepWork
+from kvd.testing.workload import Workload
+from kvd_client import STANDING, Admitted, Taken
 from kvd_proto.control import Mode
 from kvd_proto.errors import KvdError
 from kvd_proto.outcomes import Refusal, Skipped
@@ -102,7 +103,7 @@ class _Runner:
     def __init__(self, spec: RankSpec, kv: kvd_client.Client) -> None:
         self.spec = spec
         self.kv = kv
-        self.forward = ForwardBuilder(kv)
+        self.forward = ForwardBuilder(kv, corruption=spec.corruption)
         self.painter = ArenaPainter(
             kv.plan,
             kv.arena_array(),
@@ -140,6 +141,11 @@ class _Runner:
             step_count=counts.step_count,
             running_count_max=counts.running_count_max,
             waiting_pass_count=counts.waiting_pass_count,
+            idle_pass_count=counts.idle_pass_count,
+            refused_take_count=counts.refused_take_count,
+            retracted_count=counts.retracted_count,
+            recomputed_tokens=counts.recomputed_tokens,
+            clipped_count=counts.clipped_count,
             unschedulable=counts.unschedulable,
             verdicts=counts.verdicts,
             refusals=counts.refusals,
@@ -190,7 +196,7 @@ class _Scheduler(_Runner):
             # What the batch would wait for anyway; done here so that its time is the round trip's.
             self.finish_forward()
             answers = self._ask(asked)
-            self.forward.forget(asked.free)
+            self.forward.forget((*asked.free, *answers.retracted))
             work = self._workload.settle(asked, answers)
             if not work.is_empty:
                 self._last_step, position = self.launch(work, self.kv.launch())
@@ -216,31 +222,26 @@ class _Scheduler(_Runner):
                 batch.advance(STANDING, 1)
             batch.advance(*_columns(asked.advance))
             batch.standing(add=asked.start_decoding)
-            decoded = batch.take(STANDING, 1) if asked.decoding else None
-            chunked = batch.take(*_columns(asked.chunks))
+            chunked = batch.take(*_columns(asked.chunks), victims=asked.chunk_victims)
+            decoded = batch.take(STANDING, 1, victims=asked.victims) if asked.decoding else None
             admitted = batch.admit(
                 [request.request_id for request in asked.asks],
                 prompt_tokens=[request.prompt_tokens for request in asked.asks],
                 new_tokens_max=[request.output_tokens for request in asked.asks],
                 take_tokens=asked.ask_tokens,
                 chunk_tokens=self.spec.limits.chunk_tokens_max,
+                reserve_batches=self.spec.limits.reserve_batches,
+                growth_permille=self.spec.limits.growth_permille,
             )
             if not (asked.decoding or asked.chunks or asked.asks):
                 batch.idle()
         self._latencies_ns.append(time.perf_counter_ns() - began_ns)
         self._last_step = None
+        answers = _answers(chunked(), None if decoded is None else decoded(), admitted())
         if self._followers:
             self._records.append(batch.record())
-            self._freed.extend(asked.free)
-        admission = admitted()
-        if isinstance(admission, (Refusal, Skipped)):
-            raise WorkloadError(f"an admission was answered with {admission}")
-        return Answers(
-            decoding=None if decoded is None else _refused(decoded()),
-            chunks=_refused(chunked()),
-            verdicts=tuple(admission.verdicts.tolist()),
-            refusals=admission.refusals,
-        )
+            self._freed.extend((*asked.free, *answers.retracted))
+        return answers
 
     def _tell_followers(self, work: StepWork, step: StepNumber, position: Position) -> None:
         if not self._followers:
@@ -301,8 +302,29 @@ def _columns(pairs: Sequence[tuple[RequestId, int]]) -> tuple[list[int], list[in
     return [request for request, _ in pairs], [count for _, count in pairs]
 
 
+def _answers(chunked: object, decoded: object, admitted: object) -> Answers:
+    """Return what a batch's handles gave, as the workload takes it."""
+    if not isinstance(admitted, Admitted):
+        raise WorkloadError(f"an admission was answered with {admitted}")
+    retracted = [
+        RequestId(request)
+        for taken in (chunked, decoded)
+        if isinstance(taken, Taken)
+        for request in taken.retracted.tolist()
+    ]
+    return Answers(
+        chunks=_refused(chunked),
+        decoding=_refused(decoded),
+        retracted=tuple(retracted),
+        verdicts=tuple(admitted.verdicts.tolist()),
+        new_tokens=tuple(admitted.new_tokens.tolist()),
+        chunk_tokens=tuple(admitted.chunk_tokens.tolist()),
+        refusals=admitted.refusals,
+    )
+
+
 def _refused(value: object) -> Refusal | None:
-    """Return the refusal of a take, or None if it was granted."""
+    """Return the refusal of a take, or None if it was granted or not asked for."""
     if isinstance(value, Skipped):
         raise WorkloadError(f"a take was skipped because of request {value.request}")
     return value if isinstance(value, Refusal) else None

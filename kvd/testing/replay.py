@@ -20,8 +20,8 @@ from kvd.testing.messages import (
     RankSpec,
 )
 from kvd.testing.painter import Corruption
+from kvd.testing.passes import WorkloadLimits, WorkloadRequest
 from kvd.testing.processes import RankProcess
-from kvd.testing.workload import WorkloadLimits, WorkloadRequest
 from kvd_proto.control import Mode
 from kvd_proto.memory import DeclaredConfig, SizingInputs
 

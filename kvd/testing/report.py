@@ -4,15 +4,64 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvd.price.layout import Step
 from kvd.testing.messages import RankReport
 from kvd.testing.painter import Corruption
 from kvd.testing.replay import ReplayOutcome
 from kvd.testing.traces import Selection
+from kvd_proto.outcomes import Verdict
 from kvd_proto.scalars import RequestId
 
 MISMATCHES_SHOWN_MAX: Final = 10
 _GB: Final = 1_000_000_000
 _MiB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandMotion:
+    """What of a band was moved."""
+
+    name: str
+    is_float: bool
+    moved_units: int
+    moved_bytes: int
+    batches_count: int
+    """Times that some of it was moved; for a float, how often it was relocated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMotion:
+    """What the daemon did to make room, by its own count at the end."""
+
+    layouts: Mapping[str, int]
+    """Takes that found no hole, by how far the arena was rearranged for them."""
+    bands: tuple[BandMotion, ...]
+    retracted_count: int
+    lapsed_count: int
+    """Promises that ended before their requests."""
+
+    @property
+    def relief_count(self) -> int:
+        """Return how many takes found room only because something moved."""
+        return sum(count for name, count in self.layouts.items() if name != Step.NO_MOVE.value)
+
+    @property
+    def relocation_count(self) -> int:
+        """Return how many times a band in the middle was moved."""
+        return sum(band.batches_count for band in self.bands if band.is_float)
+
+    @property
+    def moved_units(self) -> int:
+        """Return the pages and slots that were copied, for relief or while idle."""
+        return sum(band.moved_units for band in self.bands)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Return their bytes, on each rank."""
+        return sum(band.moved_bytes for band in self.bands)
+
+
+NO_MOTION: Final = StageMotion(layouts={}, bands=(), retracted_count=0, lapsed_count=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +73,8 @@ class ReplayReport:
     corruption: Corruption | None = None
     left_units: Mapping[str, int] | None = None
     """Units per band that were still live after the last request; None if nobody looked."""
+    motion: StageMotion | None = None
+    """What the daemon moved; None if nobody looked."""
 
     @property
     def scheduler(self) -> RankReport | None:
@@ -43,12 +94,13 @@ class ReplayReport:
             *self._mismatch_sentences(),
             *self._disagreements(),
             *self._leftovers(),
+            *self._miscounted(),
             *self._unserved(),
         )
 
     def as_json(self) -> dict[str, object]:
         """Return the fields of the JSON document."""
-        found = self.scheduler
+        found, motion = self.scheduler, self.motion or NO_MOTION
         counts: dict[str, object] = {}
         if found is not None:
             counts = {
@@ -61,6 +113,12 @@ class ReplayReport:
                 "batch_p99_us": found.batch_p99_us,
                 "running_max": found.running_count_max,
                 "waiting_iterations": found.waiting_pass_count,
+                "idle_iterations": found.idle_pass_count,
+                "waited": found.verdicts.get(Verdict.WAIT.name, 0),
+                "takes_refused": found.refused_take_count,
+                "retracted": found.retracted_count,
+                "tokens_recomputed": found.recomputed_tokens,
+                "clipped": found.clipped_count,
                 "verdicts": found.verdicts,
                 "unschedulable": list(found.unschedulable),
                 "useful_bytes_peak": found.useful_bytes_max,
@@ -73,8 +131,12 @@ class ReplayReport:
             "requests": 0 if found is None else found.served_count,
             "iterations": 0 if found is None else found.pass_count,
             "refusals": {} if found is None else found.refusals,
-            # Nothing is rearranged yet: a demand that would need it is refused.
-            "relief": 0,
+            "relief": motion.relief_count,
+            "layouts": dict(motion.layouts),
+            "relocations": motion.relocation_count,
+            "moved_units": {band.name: band.moved_units for band in motion.bands},
+            "moved_bytes": motion.moved_bytes,
+            "lapsed": motion.lapsed_count,
             "mismatches": self.mismatch_count,
             **counts,
             "bytes_written": sum(report.written_bytes for report in self.outcome.reports),
@@ -135,10 +197,30 @@ class ReplayReport:
                 f"{written_bytes / _GB:,.1f} GB written, {checked_bytes / _GB:,.1f} GB compared "
                 f"in {sum(report.checked_units for report in reports):,} pages and slots",
             ),
-            ("relief", "0"),
+            *self._motion_rows(found),
             ("mismatches", f"{self.mismatch_count}"),
         )
         return [f"{name:<20}{text}" for name, text in rows]
+
+    def _motion_rows(self, found: RankReport) -> list[tuple[str, str]]:
+        """Return what was done to make room."""
+        motion = self.motion or NO_MOTION
+        layouts = _counted({name: count for name, count in motion.layouts.items() if count})
+        moved = _counted({band.name: band.moved_units for band in motion.bands})
+        return [
+            ("relief", f"{motion.relief_count:,} (layouts: {layouts})"),
+            (
+                "moved per rank",
+                f"{motion.moved_bytes / _MiB:,.1f} MiB (pages and slots: {moved}), "
+                f"{motion.relocation_count:,} relocations of floating bands",
+            ),
+            (
+                "oversubscription",
+                f"{motion.lapsed_count:,} promises lapsed, {found.refused_take_count:,} takes "
+                f"refused, {found.retracted_count:,} requests retracted with "
+                f"{found.recomputed_tokens:,} tokens to compute again",
+            ),
+        ]
 
     def _mismatch_sentences(self) -> list[str]:
         found = [mismatch for report in self.outcome.reports for mismatch in report.mismatches]
@@ -169,14 +251,26 @@ class ReplayReport:
             if units
         ]
 
+    def _miscounted(self) -> list[str]:
+        found = self.scheduler
+        if found is None or self.motion is None:
+            return []
+        if found.retracted_count == self.motion.retracted_count:
+            return []
+        return [
+            f"{found.retracted_count} requests were told that they are retracted, the daemon "
+            f"counts {self.motion.retracted_count}"
+        ]
+
     def _unserved(self) -> list[str]:
         sentences: list[str] = []
         found = self.scheduler
         planted = any(report.corrupted_count for report in self.outcome.reports)
         if self.corruption is not None and found is not None and not planted:
+            never = "moved" if self.corruption.after_move else "written"
             sentences.append(
                 f"page {self.corruption.page_index} of request {self.corruption.request_id} in "
-                f"band {self.corruption.band} was to be corrupted and was never written"
+                f"band {self.corruption.band} was to be corrupted and was never {never}"
             )
         if found is not None and found.served_count == 0:
             sentences.append("no request was served")

@@ -6,22 +6,33 @@ they fit; prompts are read in chunks; then every running request decodes one tok
 first token of an answer comes out of the last chunk, so the key and value of the last token are
 never written: a request writes ``prompt + output - 1`` tokens.
 
+Where promises lapse, memory is oversubscribed, and takes name victims: those with the fewest
+generated tokens first, the longest prompt first among equals, and never the last of all, so that
+somebody always gets on. A victim that was retracted goes back to the head of the queue and is
+admitted again under its id. What it had generated is then part of its prompt and is computed again.
+
 Nothing here reads a clock or a device, so every rank of a stage decides the same.
 
 Invariants:
 - a request is waiting, reading its prompt, decoding, or over; each in exactly one place
-- ``written_tokens`` of a request is what all forwards so far have written
+- ``written_tokens`` of a request is what all forwards since its admission have written
 """
 
 import random
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
-import msgspec
-
 from kvd.errors import WorkloadError
+from kvd.testing.passes import (
+    Answers,
+    Pass,
+    StepWork,
+    WorkloadLimits,
+    WorkloadRequest,
+    WorkloadStatistics,
+)
 from kvd_proto.outcomes import Refusal, Verdict
 from kvd_proto.scalars import RequestId
 
@@ -31,120 +42,35 @@ comes back through this workload's own frees, so even one such pass with nothing
 the bound leaves room for a daemon that answers WAIT while older ranks' memory turns quiet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadRequest:
-    """One request as the scheduler knows it; ids ascend in arrival order."""
-
-    request_id: RequestId
-    prompt_tokens: int
-    output_tokens: int
-
-    @property
-    def written_tokens_max(self) -> int:
-        """Return how many tokens it writes in all."""
-        return self.prompt_tokens + self.output_tokens - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadLimits:
-    """How a scheduler fills its steps."""
-
-    running_count_max: int
-    """Requests that hold memory at a time."""
-    chunk_tokens_max: int
-    """Prompt tokens of one request per step."""
-    prompt_tokens_max: int
-    """Prompt tokens of all requests per step."""
-    asked_count_max: int
-    """Waiting requests that one batch asks for."""
-    sample_step_count: int
-    """A sample of live requests is checked every so many steps."""
-    sample_request_count: int
-    """Live requests in a sample."""
-    seed_index: int
-    """Chooses the samples."""
-
-
-class Pass(msgspec.Struct, frozen=True):
-    """What one batch asks for, in the order in which it is asked."""
-
-    free: tuple[RequestId, ...]
-    advance_decoding: bool
-    """The standing set as it is after the frees has computed one more token each."""
-    advance: tuple[tuple[RequestId, int], ...]
-    """Other requests and the tokens they computed."""
-    start_decoding: tuple[RequestId, ...]
-    """Requests that join the standing set."""
-    decoding: tuple[RequestId, ...]
-    """The standing set after that: takes one token each."""
-    chunks: tuple[tuple[RequestId, int], ...]
-    """Requests in the middle of their prompts, and the next chunk's tokens."""
-    asks: tuple[WorkloadRequest, ...]
-    """Waiting requests, in arrival order."""
-    ask_tokens: tuple[int, ...]
-    """The first chunk of each, granted with the verdict."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """What the daemon said to a pass. A refusal stands where the whole take was refused."""
-
-    decoding: Refusal | None = None
-    chunks: Refusal | None = None
-    verdicts: tuple[int, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    """One for each verdict that is not FITS."""
-
-
-class StepWork(msgspec.Struct, frozen=True):
-    """What a forward writes and what is checked behind it; the same on every rank."""
-
-    requests: tuple[RequestId, ...]
-    """Requests that get tokens."""
-    starts_tokens: tuple[int, ...]
-    """Tokens each had before."""
-    counts_tokens: tuple[int, ...]
-    """Tokens each gets."""
-    finished: tuple[RequestId, ...]
-    """Requests that are over after this step: checked wholly before they are freed."""
-    sample: tuple[RequestId, ...]
-    """Other live requests to check wholly."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether there is nothing to launch."""
-        return not self.requests
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadStatistics:
-    """Counts of a workload so far."""
-
-    served_count: int
-    """Requests that are over."""
-    served_tokens: int
-    """Their prompts and outputs."""
-    written_tokens: int
-    pass_count: int
-    step_count: int
-    running_count_max: int
-    """Most requests that held memory at a time."""
-    waiting_pass_count: int
-    """Passes in which the oldest waiting request was asked for and had to wait."""
-    unschedulable: tuple[RequestId, ...]
-    verdicts: dict[str, int]
-    refusals: dict[str, int]
-    """Refused admissions and takes by reason."""
-
-
 class _Running:
     """A request that holds memory."""
 
-    __slots__ = ("request", "written_tokens")
+    __slots__ = ("chunk_tokens", "request", "written_tokens")
 
-    def __init__(self, request: WorkloadRequest) -> None:
+    def __init__(self, request: WorkloadRequest, *, chunk_tokens: int) -> None:
         self.request = request
+        self.chunk_tokens = chunk_tokens
+        """The most prompt tokens to take at once."""
         self.written_tokens = 0
+
+    @property
+    def generated_tokens(self) -> int:
+        """Return the tokens of its answer so far; the last of them is not written yet."""
+        return self.request.generated_tokens + self._fresh_tokens
+
+    def retracted(self) -> WorkloadRequest:
+        """Return the request as it is asked for again."""
+        request, fresh_tokens = self.request, self._fresh_tokens
+        return replace(
+            request,
+            prompt_tokens=request.prompt_tokens + fresh_tokens,
+            output_tokens=request.output_tokens - fresh_tokens,
+            generated_tokens=request.generated_tokens + fresh_tokens,
+        )
+
+    @property
+    def _fresh_tokens(self) -> int:
+        return max(0, self.written_tokens - self.request.prompt_tokens + 1)
 
 
 class Workload:
@@ -170,6 +96,12 @@ class Workload:
         self._step_count = 0
         self._running_count_max = 0
         self._waiting_pass_count = 0
+        self._idle_due = False
+        self._idle_pass_count = 0
+        self._refused_take_count = 0
+        self._retracted_count = 0
+        self._recomputed_tokens = 0
+        self._clipped_count = 0
         self._unschedulable: list[RequestId] = []
         self._verdicts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
@@ -189,6 +121,11 @@ class Workload:
             step_count=self._step_count,
             running_count_max=self._running_count_max,
             waiting_pass_count=self._waiting_pass_count,
+            idle_pass_count=self._idle_pass_count,
+            refused_take_count=self._refused_take_count,
+            retracted_count=self._retracted_count,
+            recomputed_tokens=self._recomputed_tokens,
+            clipped_count=self._clipped_count,
             unschedulable=tuple(self._unschedulable),
             verdicts=dict(self._verdicts),
             refusals=dict(self._refusals),
@@ -211,9 +148,13 @@ class Workload:
             if item.written_tokens >= item.request.prompt_tokens
         )
         reading = [item for key, item in self._reading.items() if key not in read_whole]
+        decoding = (*self._decoding, *read_whole)
         chunks, left_tokens = self._next_chunks(reading)
         running_count = len(self._reading) + len(self._decoding)
         asks, ask_tokens = self._next_asks(left_tokens, running_count)
+        victims = self._victims() if self._limits.oversubscribes else ()
+        if self._idle_due:
+            decoding = chunks = asks = ask_tokens = victims = ()
         return Pass(
             free=self._finished,
             advance_decoding=any(key in self._decoding for key, _ in stepped),
@@ -223,8 +164,10 @@ class Workload:
                 if key not in self._decoding and key not in finished
             ),
             start_decoding=read_whole,
-            decoding=(*self._decoding, *read_whole),
             chunks=chunks,
+            chunk_victims=() if decoding else victims,
+            decoding=decoding,
+            victims=victims if decoding else (),
             asks=asks,
             ask_tokens=ask_tokens,
         )
@@ -239,15 +182,24 @@ class Workload:
         for key in asked.start_decoding:
             self._decoding[key] = self._reading.pop(key)
         writes: list[tuple[_Running, int]] = []
+        gone = frozenset(answers.retracted)
         if answers.decoding is None:
-            writes += [(self._decoding[key], 1) for key in asked.decoding]
+            writes += [(self._decoding[key], 1) for key in asked.decoding if key not in gone]
         else:
+            self._refused_take_count += 1
             self._count_refusal(answers.decoding)
         if answers.chunks is None:
-            writes += [(self._reading[key], count) for key, count in asked.chunks]
+            writes += [
+                (self._reading[key], count) for key, count in asked.chunks if key not in gone
+            ]
         else:
+            self._refused_take_count += 1
             self._count_refusal(answers.chunks)
         writes += self._admit(asked, answers)
+        self._retract(answers.retracted)
+        if not (asked.decoding or asked.chunks or asked.asks):
+            self._idle_pass_count += 1
+        self._idle_due = False
         self._check_progress(asked, writes)
         self._last_work = self._work(writes)
         return self._last_work
@@ -260,9 +212,7 @@ class Workload:
         chunks: list[tuple[RequestId, int]] = []
         for item in reading:
             count = min(
-                item.request.prompt_tokens - item.written_tokens,
-                self._limits.chunk_tokens_max,
-                left_tokens,
+                item.request.prompt_tokens - item.written_tokens, item.chunk_tokens, left_tokens
             )
             if count > 0:
                 chunks.append((item.request.request_id, count))
@@ -289,22 +239,30 @@ class Workload:
 
     def _admit(self, asked: Pass, answers: Answers) -> list[tuple[_Running, int]]:
         """Move requests by their verdicts and return the chunks of those that fit."""
-        if len(answers.verdicts) != len(asked.asks):
+        counts = {len(answers.verdicts), len(answers.new_tokens), len(answers.chunk_tokens)}
+        if counts != {len(asked.asks)}:
             raise WorkloadError(
-                f"{len(asked.asks)} requests were asked for, {len(answers.verdicts)} verdicts came"
+                f"{len(asked.asks)} requests were asked for, {len(answers.verdicts)} verdicts came "
+                f"with {len(answers.new_tokens)} answers' lengths and {len(answers.chunk_tokens)} "
+                "chunk lengths"
             )
         writes: list[tuple[_Running, int]] = []
         still_waiting: list[WorkloadRequest] = []
-        for request, count, value in zip(
-            asked.asks, asked.ask_tokens, answers.verdicts, strict=True
+        for request, count, value, new_tokens, chunk_tokens in zip(
+            asked.asks,
+            asked.ask_tokens,
+            answers.verdicts,
+            answers.new_tokens,
+            answers.chunk_tokens,
+            strict=True,
         ):
             assert self._waiting.popleft() is request
             verdict = Verdict(value)
             self._verdicts[verdict.name] += 1
             if verdict is Verdict.FITS:
-                admitted = _Running(request)
+                admitted = _Running(self._clipped(request, new_tokens), chunk_tokens=chunk_tokens)
                 self._reading[request.request_id] = admitted
-                writes.append((admitted, count))
+                writes.append((admitted, min(count, chunk_tokens)))
             elif verdict is Verdict.WAIT:
                 still_waiting.append(request)
             else:
@@ -316,6 +274,49 @@ class Workload:
         for refusal in answers.refusals:
             self._count_refusal(refusal)
         return writes
+
+    def _clipped(self, request: WorkloadRequest, new_tokens: int) -> WorkloadRequest:
+        """Return a request with its answer cut to what memory can ever hold of it.
+
+        The first token of an answer comes out of the prompt and needs no memory.
+        """
+        output_tokens = min(request.output_tokens, max(1, new_tokens))
+        if output_tokens == request.output_tokens:
+            return request
+        self._clipped_count += 1
+        return replace(request, output_tokens=output_tokens)
+
+    # ---- retraction -------------------------------------------------------------------------
+
+    def _victims(self) -> tuple[RequestId, ...]:
+        """Return whom takes may retract, in order: everybody who runs but the last."""
+        items = [*self._reading.values(), *self._decoding.values()]
+        items.sort(
+            key=lambda item: (
+                item.generated_tokens,
+                -item.request.prompt_tokens,
+                -item.request.request_id,
+            )
+        )
+        return tuple(item.request.request_id for item in items[:-1])
+
+    def _retract(self, retracted: Sequence[RequestId]) -> None:
+        """Put requests that ended to make room back to the head of the queue.
+
+        The queue stays in the order of arrival, in which they are before all that never ran.
+        """
+        again: list[WorkloadRequest] = []
+        for key in retracted:
+            item = self._reading.pop(key, None) or self._decoding.pop(key)
+            self._recomputed_tokens += item.written_tokens
+            again.append(item.retracted())
+        if again:
+            queue = [*again, *self._waiting]
+            self._waiting = deque(sorted(queue, key=lambda request: request.request_id))
+            self._retracted_count += len(again)
+            self._head_waits = True
+
+    # ---- steps ------------------------------------------------------------------------------
 
     def _work(self, writes: Sequence[tuple[_Running, int]]) -> StepWork:
         """Account for the tokens that a forward writes, and choose what is checked behind it."""
@@ -332,6 +333,8 @@ class Workload:
         self._running_count_max = max(self._running_count_max, len(live))
         if writes:
             self._step_count += 1
+            idle_step_count = self._limits.idle_step_count
+            self._idle_due = idle_step_count > 0 and self._step_count % idle_step_count == 0
         self._finished = tuple(request.request_id for request in finished)
         for request in finished:
             # A request with a one-token answer is over without ever decoding.
@@ -351,7 +354,10 @@ class Workload:
         if self._step_count % self._limits.sample_step_count:
             return ()
         live = list(self.live_tokens)
-        return tuple(self._random.sample(live, min(self._limits.sample_request_count, len(live))))
+        drawn = self._random.sample(live, min(self._limits.sample_request_count, len(live)))
+        if self._limits.oversubscribes:
+            drawn = [*self._victims()[:1], *drawn]
+        return tuple(dict.fromkeys(drawn))
 
     def _check_progress(self, asked: Pass, writes: Sequence[tuple[_Running, int]]) -> None:
         moved = writes or asked.free or asked.start_decoding or self.is_over
