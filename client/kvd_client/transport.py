@@ -17,11 +17,13 @@ import zmq
 
 from kvd_client.device import descriptors
 from kvd_client.errors import (
+    AttachError,
     ClosedError,
     DeadlineError,
     ReplyError,
     UnreachableError,
     UsageError,
+    code_of,
     error_of,
 )
 from kvd_proto.codec import decode_control, encode
@@ -155,7 +157,10 @@ class ZmqTransport:
         self._torn = False
 
     def open(self, deadline_ms: int) -> Ticket:
-        """Connect to both sockets; raises UnreachableError, DeadlineError, ReplyError."""
+        """Connect to both sockets; raises UnreachableError, DeadlineError, ReplyError.
+
+        Raises AttachError with the daemon's sentence if it takes no client, or not this one.
+        """
         path = self._path + LIFELINE_SUFFIX
         try:
             self._lifeline = descriptors.connect(path, timeout_ms=deadline_ms)
@@ -165,6 +170,8 @@ class ZmqTransport:
                 f"start one with: kvd serve --socket {self._path}"
             ) from error
         ticket, _ = self._listen(deadline_ms, fds_max=0)
+        if isinstance(ticket, ErrorReply):
+            raise AttachError(ticket.message, code=code_of(ticket.code), retry=ticket.retry)
         if not isinstance(ticket, Ticket):
             raise ReplyError(f"{path} said {type(ticket).__name__} where a ticket is due")
         # A context of its own: a fork of this process then shares no I/O thread with it.
