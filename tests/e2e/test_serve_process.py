@@ -16,7 +16,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from kvd_client.errors import EndedError, UnreachableError
+from kvd_client.errors import AttachError, EndedError, UnreachableError
+from kvd_proto.errors import ErrorCode
 from tests.e2e.daemon_process import (
     DaemonProcess,
     children_of,
@@ -210,40 +211,56 @@ def test_ranks_that_come_and_go_leave_no_descriptor_behind(start: Start) -> None
     assert (descriptors_of(daemon.pid), descriptors_of(holder)) == before
 
 
-def test_running_out_of_descriptors_turns_newcomers_away_and_nobody_else(start: Start) -> None:
+def test_a_crowd_is_turned_away_before_descriptors_run_out(folder: Path) -> None:
+    with serving(folder, files_max=164) as daemon, ExitStack() as stack:
+        clients = [stack.enter_context(Ranks(daemon.address, f"g{n}")).attach() for n in range(20)]
+
+        with Ranks(daemon.address, "late") as late, pytest.raises(AttachError) as full:
+            late.attach()
+        assert full.value.code is ErrorCode.BUSY
+        assert full.value.retry
+        assert full.value.message == (
+            "20 clients are connected, which is the most that the daemon's limit of open files "
+            "allows"
+        )
+        assert descriptors_of(daemon.pid) < 164
+        clients[0].close()
+        wait_until("there is room again", lambda: len(daemon.stats()["sessions"]) == 19)
+        with Ranks(daemon.address, "late") as late:
+            admit(late.attach(), [1])
+        clients[1].ping()
+
+
+def test_a_limit_of_open_files_too_low_for_one_client_is_refused(folder: Path) -> None:
+    daemon = DaemonProcess(folder, files_max=68)
+    try:
+        assert daemon.wait() != 0
+    finally:
+        daemon.close()
+
+    assert "error: 68 open files are allowed, too few for a daemon with one client: 69 are" in (
+        daemon.log()
+    )
+
+
+def test_a_caller_that_cannot_be_accepted_does_not_keep_the_daemon_awake(start: Start) -> None:
     daemon = start()
-    with Ranks(daemon.address, "g") as ranks:
-        client = ranks.attach()
-        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (64, 64))
-        with ExitStack() as stack:
-            crowd = [
-                stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                for _ in range(64)
-            ]
-            for one in crowd:
-                one.connect(f"{daemon.socket_path}.fd")
-            client.ping()
-            admit(client, [1])
-            busy_s = processor_s(daemon.pid)
-            daemon.fresh_stats()
-            daemon.fresh_stats()
-            daemon.fresh_stats()
-            assert processor_s(daemon.pid) - busy_s < 0.2
-        wait_until("there is room again", lambda: descriptors_of(daemon.pid) < 48)
-        with Ranks(daemon.address, "h") as others:
-            others.attach()
-        client.ping()
+    limit = descriptors_of(daemon.pid)
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.connect(f"{daemon.socket_path}.fd")
+        wait_until("accepting failed", lambda: "event=accept_failed" in daemon.log())
+        began = monotonic()
+        wait_until("it failed again", lambda: daemon.log().count("event=accept_failed") >= 4)
+        assert monotonic() - began > 0.2
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (limit + 64, limit + 64))
+        caller.settimeout(20)
+        assert caller.recv(1000)
 
 
 def descriptors_of(pid: int) -> int:
     """Return how many descriptors a process has open."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
-def processor_s(pid: int) -> float:
-    """Return the processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
