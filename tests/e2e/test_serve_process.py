@@ -245,15 +245,15 @@ def test_a_limit_of_open_files_too_low_for_one_client_is_refused(folder: Path) -
 
 def test_a_caller_that_cannot_be_accepted_does_not_keep_the_daemon_awake(start: Start) -> None:
     daemon = start()
-    limit = descriptors_of(daemon.pid)
-    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    _, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (descriptors_of(daemon.pid), hard))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
         caller.connect(f"{daemon.socket_path}.fd")
         wait_until("accepting failed", lambda: "event=accept_failed" in daemon.log())
         began = monotonic()
         wait_until("it failed again", lambda: daemon.log().count("event=accept_failed") >= 4)
         assert monotonic() - began > 0.2
-        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (limit + 64, limit + 64))
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (hard, hard))
         caller.settimeout(20)
         assert caller.recv(1000)
 
@@ -459,6 +459,23 @@ def test_an_external_holder_outlives_the_daemon_which_then_starts_cold(
         with serving(folder, "--holder", "external") as daemon:
             assert f"event=cold_start dropped={group}.1.0.0/arena" in daemon.log()
             assert keepers_of_memory(f"kvd-{group}.") == []
+
+
+def test_without_its_holder_a_daemon_starts_no_group_but_lives_on(start: Start) -> None:
+    daemon = start()
+    (holder,) = daemon.holder_pids
+    with Ranks(daemon.address, "early") as early:
+        client = early.attach()
+        os.kill(holder, signal.SIGKILL)
+        wait_ended(holder)
+
+        with Ranks(daemon.address, "late") as late, pytest.raises(AttachError, match="holder"):
+            late.attach()
+
+        admit(client, [1])
+    wait_until("the early group is gone", lambda: daemon.group("early") is None)
+    assert "event=release_problem group=early" in daemon.log()
+    assert daemon.stop() == 0
 
 
 def test_a_missing_holder_is_named_with_its_path(folder: Path) -> None:
