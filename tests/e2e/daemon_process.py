@@ -58,6 +58,11 @@ def run_kvd(
     )
 
 
+def errors_of(stderr: str) -> list[str]:
+    """Return what a user reads as errors."""
+    return [line for line in stderr.splitlines() if line.startswith(("error", "Error"))]
+
+
 def wait_until(what: str, holds: Callable[[], object], *, deadline_s: float = DEADLINE_S) -> None:
     """Block until something holds; fails naming what did not."""
     end = monotonic() + deadline_s
