@@ -143,7 +143,8 @@ class Batch:
         self._bands = bands
         self._check_processed = check_processed
         self._open = True
-        self._record = b""
+        self._sent: tuple[int, int, bytes] | None = None
+        """Program, index of the first operation and body, once the batch is on its way."""
         self.notices: list[Call] = []
         self.calls: list[Call] = []
         self.processed_steps: list[int] = []
@@ -271,20 +272,23 @@ class Batch:
 
     def record(self) -> bytes:
         """Return what followers need to follow this batch; raises UsageError before it was sent."""
-        if not self._record:
+        if self._sent is None:
             raise UsageError("a batch has a record only after it was sent")
-        return self._record
+        return encode(self._sent)
 
     def close(self) -> None:
         """End the block: no operation can be added any more."""
         self._open = False
 
-    def seal(self, program: int, index: int, launches: Sequence[Launch]) -> list[Call]:
-        """Return all operations of the message: notices first, the end of the batch last."""
+    def seal(
+        self, program: int, index: int, launches: Sequence[Launch]
+    ) -> tuple[list[Call], bytes]:
+        """Return all operations, notices first and the end of the batch last, and their body."""
         heads = [Call(launch, encode(launch)) for launch in launches]
         calls = [*heads, *self.notices, *self.calls, _BATCH_END]
-        self._record = encode((program, index, join_batch([call.encoded for call in calls])))
-        return calls
+        body = join_batch([call.encoded for call in calls])
+        self._sent = (program, index, body)
+        return calls, body
 
     @property
     def handles(self) -> list[Handle[Any]]:

@@ -133,6 +133,11 @@ _ENDINGS: dict[str, type[EndedError]] = {
 }
 
 
+def code_of(code: str) -> ErrorCode:
+    """Return a code of the wire; one that this build does not know is INTERNAL."""
+    return ErrorCode(code) if code in ErrorCode.__members__ else ErrorCode.INTERNAL
+
+
 def error_of(code: str, message: str, *, retry: bool = False) -> KvdClientError:
     """Return the error that an answer's code stands for: an ending, or a refused request."""
     if code not in ErrorCode.__members__:

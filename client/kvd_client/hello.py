@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvd_client.errors import AttachError, ReplyError, UsageError
+from kvd_client.errors import AttachError, ReplyError, UsageError, code_of
 from kvd_client.transport import Frames, Message
 from kvd_proto.codec import decode_control, decode_header, encode
 from kvd_proto.control import (
@@ -120,8 +120,7 @@ def read_welcome(message: Message) -> Welcome:
         raise ReplyError(f"the answer to the hello: {error.message}") from error
     own = f"this client speaks versions {PROTOCOL_VERSION_MIN} to {PROTOCOL_VERSION}"
     if kind == MessageKind.ERROR and isinstance(body, ErrorReply):
-        known = body.code in ErrorCode.__members__
-        code = ErrorCode(body.code) if known else ErrorCode.INTERNAL
+        code = code_of(body.code)
         sentence = body.message
         if code == ErrorCode.BAD_VERSION:
             sentence = f"{sentence} ({own})"

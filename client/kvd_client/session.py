@@ -51,7 +51,6 @@ from kvd_proto.codec import (
     decode_reply,
     digest_of,
     encode,
-    join_batch,
 )
 from kvd_proto.control import (
     Bye,
@@ -173,8 +172,7 @@ class Session:
         if batch.processed_steps and self.steps.unfinished is not None:
             yield HostWait(self._wait_step)
         index = self._next_index
-        calls = batch.seal(self.program, index, self.steps.notices)
-        body = join_batch([call.encoded for call in calls])
+        calls, body = batch.seal(self.program, index, self.steps.notices)
         bytes_max = self.welcome.frame_bytes_max
         if len(body) > bytes_max:
             raise UsageError(

@@ -17,11 +17,13 @@ import zmq
 
 from kvd_client.device import descriptors
 from kvd_client.errors import (
+    AttachError,
     ClosedError,
     DeadlineError,
     ReplyError,
     UnreachableError,
     UsageError,
+    code_of,
     error_of,
 )
 from kvd_proto.codec import decode_control, encode
@@ -32,8 +34,14 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 """What a Unix socket address can hold."""
 LIFELINE_SUFFIX: Final = ".fd"
 DESCRIPTORS_MAX: Final = 8
+PROMPT_MS: Final = 20
+"""How long an answer is waited for without a look at the lifeline: longer than nearly all take."""
 LAST_WORDS_MS: Final = 200
 """How long an answer may lag behind the end of the daemon that gave it."""
+
+# As integers: or-ing members of pyzmq's enumerations takes a microsecond.
+_NOW: Final = int(zmq.NOBLOCK)
+_MORE_NOW: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 
 
 class Frames(NamedTuple):
@@ -77,7 +85,7 @@ class Transport(Protocol):
         ...
 
     def wait(self, deadline_ms: int) -> None:
-        """Block until a message is there; raises DeadlineError."""
+        """Block until a message is there; raises DeadlineError, and then none was touched."""
         ...
 
     async def wait_async(self, deadline_ms: int) -> None:
@@ -101,7 +109,13 @@ def exchange(transport: Transport, message: Message, deadline_ms: int) -> None:
     """Send a message unless it is out already, and keep its answer; raises DeadlineError."""
     if message.answer is None:
         _send(transport, message)
-        transport.wait(deadline_ms)
+        # Waiting may take the answer off the socket: what interrupts it may lose the answer.
+        message.sent = False
+        try:
+            transport.wait(deadline_ms)
+        except DeadlineError:
+            message.sent = True
+            raise
         _receive(transport, message)
 
 
@@ -153,9 +167,15 @@ class ZmqTransport:
         self._dealer: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()
         self._torn = False
+        """Whether a message was begun and not received to its end."""
+        self._head: bytes | None = None
+        """The first frame of a message whose rest is still in the socket."""
 
     def open(self, deadline_ms: int) -> Ticket:
-        """Connect to both sockets; raises UnreachableError, DeadlineError, ReplyError."""
+        """Connect to both sockets; raises UnreachableError, DeadlineError, ReplyError.
+
+        Raises AttachError with the daemon's sentence if it takes no client, or not this one.
+        """
         path = self._path + LIFELINE_SUFFIX
         try:
             self._lifeline = descriptors.connect(path, timeout_ms=deadline_ms)
@@ -165,6 +185,8 @@ class ZmqTransport:
                 f"start one with: kvd serve --socket {self._path}"
             ) from error
         ticket, _ = self._listen(deadline_ms, fds_max=0)
+        if isinstance(ticket, ErrorReply):
+            raise AttachError(ticket.message, code=code_of(ticket.code), retry=ticket.retry)
         if not isinstance(ticket, Ticket):
             raise ReplyError(f"{path} said {type(ticket).__name__} where a ticket is due")
         # A context of its own: a fork of this process then shares no I/O thread with it.
@@ -172,6 +194,7 @@ class ZmqTransport:
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.setsockopt(zmq.LINGER, 0)
         self._dealer.setsockopt(zmq.IMMEDIATE, 1)
+        self._dealer.setsockopt(zmq.RCVTIMEO, PROMPT_MS)
         self._dealer.connect(f"ipc://{self._path}")
         self._poller.register(self._dealer, zmq.POLLIN)
         self._poller.register(self._lifeline.fileno(), zmq.POLLIN)
@@ -185,15 +208,25 @@ class ZmqTransport:
         """Send both frames; raises UnreachableError when the connection is down."""
         dealer = self._socket()
         try:
-            dealer.send(frames.header, zmq.SNDMORE | zmq.NOBLOCK)
-            dealer.send(frames.body, zmq.NOBLOCK)
+            dealer.send(frames.header, _MORE_NOW)
+            dealer.send(frames.body, _NOW)
         except zmq.Again as error:
             raise UnreachableError(f"the daemon at {self._path} takes no messages") from error
 
     def wait(self, deadline_ms: int) -> None:
         """Block until a message is there, the deadline passes or the daemon hangs up."""
         dealer = self._socket()
-        ready = dict(self._poller.poll(deadline_ms))
+        if self._head is not None:
+            return
+        left_ms = deadline_ms
+        if deadline_ms >= PROMPT_MS:
+            try:
+                self._head = self._first_frame(dealer, 0)
+            except zmq.Again:
+                left_ms -= PROMPT_MS
+            else:
+                return
+        ready = dict(self._poller.poll(left_ms))
         if dealer in ready:
             return
         if not ready:
@@ -227,14 +260,12 @@ class ZmqTransport:
     def receive(self) -> Frames:
         """Return the message that is there; raises ReplyError for another number of frames."""
         dealer = self._socket()
-        torn, self._torn = self._torn, True
-        header = dealer.recv(zmq.NOBLOCK)
-        if torn and not dealer.getsockopt(zmq.RCVMORE):
-            # The rest of a message whose first frame an interruption took away.
-            header = dealer.recv(zmq.NOBLOCK)
+        header, self._head = self._head, None
+        if header is None:
+            header = self._first_frame(dealer, _NOW)
         frames = [header]
         while dealer.getsockopt(zmq.RCVMORE):
-            frames.append(dealer.recv(zmq.NOBLOCK))
+            frames.append(dealer.recv(_NOW))
         self._torn = False
         if len(frames) != len(Frames._fields):
             raise ReplyError(f"an answer of {len(frames)} frames came from {self._path}")
@@ -282,6 +313,19 @@ class ZmqTransport:
         except FrameError as error:
             descriptors.close_all(fds)
             raise ReplyError(f"the lifeline of {self._path}: {error.message}") from error
+
+    def _first_frame(self, dealer: "zmq.Socket[bytes]", flags: int) -> bytes:
+        """Receive the first frame of a message; raises zmq.Again if none is there in time."""
+        torn, self._torn = self._torn, True
+        try:
+            frame = dealer.recv(flags)
+            if torn and not dealer.getsockopt(zmq.RCVMORE):
+                # The rest of a message whose first frame an interruption took away.
+                frame = dealer.recv(flags)
+        except zmq.Again:
+            self._torn = False
+            raise
+        return frame
 
     def _readable(self) -> bool:
         return bool(int(self._socket().getsockopt(zmq.EVENTS)) & zmq.POLLIN)

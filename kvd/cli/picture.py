@@ -1,7 +1,8 @@
 """The arena as a picture: a row of cells from byte 0 to the end, and a legend with the bytes.
 
 A daemon counts holes and does not say where they are, so inside a band's span the picture shows
-shares: first what is live, then what is pending, then holes.
+shares: first what is fixed, then what else is live, what is pending, holes that are promised, and
+holes that anyone may take. A promise beyond the holes there are has no place yet.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ WIDTH_CELLS_MIN: Final = 20
 _COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue", "red")
 _SINK_LETTER: Final = "#"
 _GAP_LETTER: Final = "."
+_FIXED_LETTER: Final = "!"
 _PENDING_LETTER: Final = "~"
+_PROMISED_LETTER: Final = "+"
 _MiB: Final = 1 << 20
 
 
@@ -25,8 +28,11 @@ class Use(StrEnum):
     """What a stretch of the arena is used for."""
 
     SINK = "sink"
+    FIXED = "fixed"
+    """Live and not to be moved, since a load or a transfer holds it."""
     LIVE = "live"
     PENDING = "pending"
+    PROMISED = "promised"
     HOLE = "hole"
     GAP = "gap"
 
@@ -48,19 +54,26 @@ def stretches_of(stage: StageStatistics) -> tuple[Stretch, ...]:
             continue
         start = band.span_start_index * band.unit_bytes
         found.append(Stretch(found[-1].end_bytes, start, Use.GAP))
-        for use, units in (
-            (Use.LIVE, band.live_units),
-            (Use.PENDING, band.pending_units),
-            (
-                Use.HOLE,
-                band.span_end_index - band.span_start_index - band.live_units - band.pending_units,
-            ),
-        ):
+        for use, units in _shares(band):
             end = start + units * band.unit_bytes
             found.append(Stretch(start, end, use, index))
             start = end
     found.append(Stretch(found[-1].end_bytes, stage.arena_bytes, Use.GAP))
     return tuple(stretch for stretch in found if stretch.start_bytes < stretch.end_bytes)
+
+
+def _shares(band: BandStatistics) -> tuple[tuple[Use, int], ...]:
+    """Return the units of each use inside a band's span, in the order of drawing."""
+    span_units = band.span_end_index - band.span_start_index
+    hole_units = span_units - band.live_units - band.pending_units
+    promised_units = min(band.promised_units, hole_units)
+    return (
+        (Use.FIXED, band.fixed_units),
+        (Use.LIVE, band.live_units - band.fixed_units),
+        (Use.PENDING, band.pending_units),
+        (Use.PROMISED, promised_units),
+        (Use.HOLE, hole_units - promised_units),
+    )
 
 
 def render_map(stage: StageStatistics, width: int) -> str:
@@ -72,7 +85,7 @@ def render_map(stage: StageStatistics, width: int) -> str:
     letters = band_letters(stage.bands)
     cells = _cells(stretches_of(stage), stage.arena_bytes, width)
     bar = "".join(_drawn(stretch, letters) for stretch in cells)
-    scale = f"0{_mebibytes(stage.arena_bytes):>{max(1, width - 1)}}"
+    scale = f"0{mebibytes(stage.arena_bytes):>{max(1, width - 1)}}"
     return "\n".join((bar, scale, "", *_legend(stage, letters)))
 
 
@@ -116,7 +129,10 @@ def _drawn(stretch: Stretch, letters: Sequence[str]) -> str:
     colour = _COLOURS[stretch.band_index % len(_COLOURS)]
     if stretch.use is Use.LIVE:
         return click.style(letter, fg=colour, reverse=True)
-    return click.style(letter.lower() if stretch.use is Use.HOLE else _PENDING_LETTER, fg=colour)
+    if stretch.use is Use.FIXED:
+        return click.style(_FIXED_LETTER, fg=colour, reverse=True)
+    marks = {Use.PENDING: _PENDING_LETTER, Use.PROMISED: _PROMISED_LETTER}
+    return click.style(marks.get(stretch.use, letter.lower()), fg=colour)
 
 
 def _legend(stage: StageStatistics, letters: Sequence[str]) -> list[str]:
@@ -131,19 +147,29 @@ def _legend(stage: StageStatistics, letters: Sequence[str]) -> list[str]:
         colour = _COLOURS[index % len(_COLOURS)]
         unit = "slots" if band.kind == "state" else "pages"
         span_units = band.span_end_index - band.span_start_index
-        promised = f" ({band.promised_units} promised)" if band.promised_units else ""
-        pending = f", {_PENDING_LETTER} {band.pending_units} pending" if band.pending_units else ""
+        counts = [
+            f"{letter} {band.live_units} live",
+            f"{letter.lower()} {span_units - band.live_units - band.pending_units} holes",
+        ]
+        counts += [
+            f"{mark} {units} {use.value}"
+            for mark, units, use in (
+                (_FIXED_LETTER, band.fixed_units, Use.FIXED),
+                (_PROMISED_LETTER, band.promised_units, Use.PROMISED),
+                (_PENDING_LETTER, band.pending_units, Use.PENDING),
+            )
+            if units
+        ]
         lines.append(
             f"{click.style(letter, fg=colour, reverse=True)} {band.name:<{name_width}} "
-            f"{_mebibytes(span_units * band.unit_bytes):>12}  "
-            f"{letter} {band.live_units} live, "
-            f"{letter.lower()} {span_units - band.live_units - band.pending_units} holes{promised}"
-            f"{pending} {unit} of {band.unit_bytes:,} bytes"
+            f"{mebibytes(span_units * band.unit_bytes):>12}  "
+            f"{', '.join(counts)} {unit} of {band.unit_bytes:,} bytes"
         )
-    lines.append(f"{_SINK_LETTER} {'sink':<{name_width}} {_mebibytes(stage.sink_bytes):>12}")
-    lines.append(f"{_GAP_LETTER} {'free gaps':<{name_width}} {_mebibytes(gap_bytes):>12}")
+    lines.append(f"{_SINK_LETTER} {'sink':<{name_width}} {mebibytes(stage.sink_bytes):>12}")
+    lines.append(f"{_GAP_LETTER} {'free gaps':<{name_width}} {mebibytes(gap_bytes):>12}")
     return lines
 
 
-def _mebibytes(count: int) -> str:
+def mebibytes(count: int) -> str:
+    """Return bytes as text in MiB."""
     return f"{count / _MiB:,.1f} MiB"

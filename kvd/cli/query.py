@@ -36,6 +36,8 @@ class BandStatistics(msgspec.Struct, frozen=True, kw_only=True):
     live_units: int
     hole_units: int
     pending_units: int = 0
+    fixed_units: int = 0
+    """Live units that must not be moved; published by daemons that have transfers."""
     promised_units: int = 0
     virtual_free_count: int = msgspec.field(name="virtual_free", default=0)
     virtual_total_count: int | None = msgspec.field(name="virtual_total", default=None)

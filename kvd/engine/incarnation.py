@@ -51,8 +51,6 @@ class BatchRecord:
     end_index: int
     body: bytes
     rank: int
-    start_position: int
-    """End of the log before this batch."""
     end_position: int
 
 
@@ -86,6 +84,8 @@ class Incarnation:
         )
         self.log = StageLog(ring_entries_max=ring_entries_max)
         self.applied = dict.fromkeys(ranks, 0)
+        self.given = dict.fromkeys(ranks, 0)
+        """Up to where each rank was given entries; some may be on their way, or were lost on it."""
         self.ended: str | None = None
         self._lag_entries_max = lag_entries_max
         self._programs: dict[int, Program] = {}
@@ -132,6 +132,7 @@ class Incarnation:
                 code=ErrorCode.BAD_INDEX,
             )
         self.applied[rank] = applied_position
+        self.given[rank] = max(self.given[rank], applied_position)
 
     def next_index(self, program: int) -> int:
         """Return the index of the program's next operation."""
@@ -141,14 +142,12 @@ class Incarnation:
     def lags(self, program: int, index: int) -> bool:
         """Return whether a batch has to wait until the slowest rank has caught up.
 
-        The program's newest batch does not count: a follower says that it applied one only when it
-        is told of the next.
+        What a rank was given counts, not what it says it applied: a follower that was given much at
+        once works through it without a word, and its leader may wait for nothing else.
         """
-        state = self._programs.get(program)
-        if state is None or not state.batches or index != state.next_index:
+        if index != self.next_index(program):
             return False
-        behind = state.batches[-1].start_position - min(self.applied.values())
-        return behind > self._lag_entries_max
+        return self.log.end_position - min(self.given.values()) > self._lag_entries_max
 
     def follow(self, rank: int) -> bytes | None:
         """Return the entries behind a follower's cursor, or None while there are none."""
@@ -201,7 +200,7 @@ class Incarnation:
         raws = split_batch(body)
         operations = [decode_operation(raw) for raw in raws]
         _check_batch(operations)
-        first_index, start_position = state.next_index, self.log.end_position
+        first_index = state.next_index
         state.idle = False
         wrong = False
         for index, operation in enumerate(operations, first_index):
@@ -221,9 +220,7 @@ class Incarnation:
             if self._own:
                 self._pass_gate()
         state.next_index = first_index + len(operations)
-        record = BatchRecord(
-            first_index, state.next_index, body, rank, start_position, self.log.end_position
-        )
+        record = BatchRecord(first_index, state.next_index, body, rank, self.log.end_position)
         state.batches.append(record)
         return record
 
@@ -277,6 +274,7 @@ class Incarnation:
 
     def _reply(self, rank: int, end_position: int) -> bytes:
         applied = self.applied[rank]
+        self.given[rank] = max(self.given[rank], end_position)
         last_applied, last_end, frame = self._last_reply
         if (applied, end_position) != (last_applied, last_end):
             frame = self.log.reply(applied, max(applied, end_position))

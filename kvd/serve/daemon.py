@@ -27,7 +27,7 @@ from kvd.serve.memory import DescriptorKeeper
 from kvd.serve.metrics import start_metrics
 from kvd.serve.observe import Observatory, Published
 from kvd.serve.router import Router
-from kvd.serve.runtime import DaemonLock, clear_socket, prepare_directory
+from kvd.serve.runtime import DaemonLock, clear_socket, prepare_directory, raise_descriptor_limit
 from kvd.serve.snapshot import build_document
 from kvd_proto.errors import KvdError
 from kvd_proto.memory import SizingInputs
@@ -88,6 +88,7 @@ class Daemon:
             serve.descriptor_path,
             epoch=self._epoch,
             allowed_uids=serve.allowed_uids,
+            clients_count_max=raise_descriptor_limit(),
             owner=self._dispatcher.lobby,
             log=self._log,
         )

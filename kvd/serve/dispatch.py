@@ -253,7 +253,7 @@ class Dispatcher:
         running = session.group.running
         assert running is not None
         incarnation = running.stages[session.hello.stage]
-        slowest = min(incarnation.applied, key=lambda rank: incarnation.applied[rank])
+        slowest = min(incarnation.given, key=lambda rank: incarnation.given[rank])
         self.refuse(
             session.identity,
             session.token,

@@ -29,8 +29,8 @@ from kvd_proto.control import Descriptors, ErrorReply, FetchDescriptors, Ticket
 from kvd_proto.errors import ErrorCode, KvdError
 
 BACKLOG_COUNT = 128
-LIFELINES_COUNT_MAX = 4096
-"""Connections at a time: far above eight ranks per stage and a few observers per host."""
+ACCEPT_PAUSE_S = 0.1
+"""How long nobody is accepted after that failed for want of something other clients have."""
 
 
 class Lifeline:
@@ -80,6 +80,7 @@ class LifelineServer:
         *,
         epoch: int,
         allowed_uids: tuple[int, ...],
+        clients_count_max: int,
         owner: LifelineOwner,
         log: Callable[[str], None],
     ) -> None:
@@ -87,6 +88,7 @@ class LifelineServer:
         self._path = path
         self._epoch = epoch
         self._allowed_uids = (os.getuid(), *allowed_uids)
+        self._clients_count_max = clients_count_max
         self._owner = owner
         self._log = log
         self._lifelines: dict[int, Lifeline] = {}
@@ -99,7 +101,8 @@ class LifelineServer:
             self._listener.close()
             raise ServeError(f"cannot bind descriptor socket {path}: {error}") from error
         self._listener.listen(BACKLOG_COUNT)
-        loop.add_reader(self._listener, self._accept)
+        self._resume: asyncio.TimerHandle | None = None
+        self._listen()
 
     @property
     def connected_count(self) -> int:
@@ -120,6 +123,8 @@ class LifelineServer:
 
     def close(self) -> None:
         """Stop listening and hang up on everyone."""
+        if self._resume is not None:
+            self._resume.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
         self._path.unlink(missing_ok=True)
@@ -127,25 +132,37 @@ class LifelineServer:
             self._forget(lifeline)
             lifeline.stop_watching()
 
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError):
             return  # the client gave up before it was accepted
+        except OSError as error:
+            # Nothing was taken from the queue: at once it would fail again, and again.
+            self._log(f"event=accept_failed error={error.strerror!r}")
+            self._loop.remove_reader(self._listener)
+            self._resume = self._loop.call_later(ACCEPT_PAUSE_S, self._listen)
+            return
         sock.setblocking(False)
         uid = peer_credentials(sock).uid
-        problem = None
         if uid not in self._allowed_uids:
             problem = f"user {uid} is not allowed here; the operator can add it to allowed_uids"
-        elif len(self._lifelines) >= LIFELINES_COUNT_MAX:
-            problem = f"{LIFELINES_COUNT_MAX} clients are connected, which is the most there may be"
-        if problem is not None:
-            self._refuse(sock, problem)
+            self._refuse(sock, problem, ErrorCode.FORBIDDEN)
+            return
+        if len(self._lifelines) >= self._clients_count_max:
+            problem = (
+                f"{len(self._lifelines)} clients are connected, which is the most that the "
+                f"daemon's limit of open files allows"
+            )
+            self._refuse(sock, problem, ErrorCode.BUSY)
             return
         try:
             pidfd = open_peer_pidfd(sock)
-        except KvdError:
-            sock.close()  # it ended before it was looked at
+        except KvdError as error:
+            self._refuse(sock, error.message, error.code)  # most likely it ended already
             return
         lifeline = Lifeline(sock, pid=peer_credentials(sock).pid, uid=uid, pidfd=pidfd)
         self._lifelines[lifeline.ticket] = lifeline
@@ -156,10 +173,11 @@ class LifelineServer:
         except OSError as error:
             self._end(lifeline, f"could not be greeted: {error}")
 
-    def _refuse(self, sock: socket.socket, problem: str) -> None:
+    def _refuse(self, sock: socket.socket, problem: str, code: ErrorCode) -> None:
         self._log(f"event=lifeline_refused problem={problem!r}")
+        reply = ErrorReply(code=code.value, message=problem, retry=code is ErrorCode.BUSY)
         try:
-            send_message(sock, encode(ErrorReply(code=ErrorCode.FORBIDDEN, message=problem)))
+            send_message(sock, encode(reply))
         except OSError as error:
             self._log(f"event=lifeline_refused reply_lost={error}")
         sock.close()

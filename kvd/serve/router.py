@@ -18,6 +18,9 @@ FRAME_BYTES_HARD_FACTOR = 4
 SEND_QUEUE_MESSAGES = 100_000
 """ROUTER drops silently at its high-water mark; one answer is outstanding per session."""
 POLL_IN = int(zmq.POLLIN)
+# As integers: or-ing members of pyzmq's enumerations takes a microsecond.
+NOW = int(zmq.DONTWAIT)
+MORE_NOW = int(zmq.SNDMORE | zmq.DONTWAIT)
 SPIN_POLLS = 64
 """Polls of the socket between two looks at everything else while the daemon spins."""
 
@@ -64,9 +67,9 @@ class Router:
     def send(self, identity: bytes, header: bytes, body: bytes) -> None:
         """Send an answer; a receiver that is gone is counted, not waited for."""
         try:
-            self._socket.send(identity, zmq.SNDMORE | zmq.DONTWAIT)
-            self._socket.send(header, zmq.SNDMORE | zmq.DONTWAIT)
-            self._socket.send(body, zmq.DONTWAIT)
+            self._socket.send(identity, MORE_NOW)
+            self._socket.send(header, MORE_NOW)
+            self._socket.send(body, NOW)
         except zmq.ZMQError:
             self.lost_count += 1
 
@@ -97,10 +100,11 @@ class Router:
     def _receive_one(self) -> None:
         socket = self._socket
         try:
-            identity = socket.recv(zmq.DONTWAIT)
-            frames: list[bytes] = []
+            identity = socket.recv(NOW)
+            # Behind the identity stands at least one frame.
+            frames = [socket.recv(NOW)]
             while socket.getsockopt(zmq.RCVMORE):
-                frames.append(socket.recv(zmq.DONTWAIT))
+                frames.append(socket.recv(NOW))
         except zmq.Again:
             return
         self._on_message(identity, frames)

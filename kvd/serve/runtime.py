@@ -7,6 +7,7 @@ ends, and a file left behind means nothing.
 
 import fcntl
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from kvd_proto.errors import ErrorCode
 
 DIRECTORY_MODE = 0o700
 SOCKET_UMASK = 0o077
+CLIENTS_COUNT_MAX = 4096
+"""Clients at a time: far above eight ranks per stage and a few observers per host."""
+CLIENT_DESCRIPTORS_COUNT = 5
+"""What a client costs: lifeline, process, message connection, arena and fence page."""
+OWN_DESCRIPTORS_COUNT = 64
+"""What the daemon needs for itself: sockets, loop, holder, statistics and metrics."""
 
 
 def prepare_directory(path: Path) -> None:
@@ -36,6 +43,24 @@ def prepare_directory(path: Path) -> None:
             f"runtime directory {path} is writable by others (mode "
             f"{stat.S_IMODE(found.st_mode):04o}); it must be 0700"
         )
+
+
+def raise_descriptor_limit() -> int:
+    """Allow this process all the open files it may have; return how many clients they are for.
+
+    Without room for another descriptor ZeroMQ ends the process, so that must never happen.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        return CLIENTS_COUNT_MAX
+    count = (hard - OWN_DESCRIPTORS_COUNT) // CLIENT_DESCRIPTORS_COUNT
+    if count < 1:
+        raise ServeError(
+            f"{hard} open files are allowed, too few for a daemon with one client: "
+            f"{OWN_DESCRIPTORS_COUNT + CLIENT_DESCRIPTORS_COUNT} are needed; raise ulimit -n"
+        )
+    return min(count, CLIENTS_COUNT_MAX)
 
 
 def clear_socket(path: Path) -> None:

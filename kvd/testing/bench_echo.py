@@ -24,7 +24,10 @@ from kvd.testing.processes import end_process, start_process, tail_of
 READY_WAIT_S: Final = 20.0
 ANSWER_WAIT_MS: Final = 10_000
 BURST_MESSAGES_MAX: Final = 64
+# As integers: or-ing members of pyzmq's enumerations takes a microsecond.
 _POLL_IN: Final = int(zmq.POLLIN)
+_NOW: Final = int(zmq.DONTWAIT)
+_MORE_NOW: Final = int(zmq.SNDMORE | zmq.DONTWAIT)
 
 
 class EchoServer:
@@ -107,12 +110,13 @@ def serve(address: str, *, header_bytes: int, body_bytes: int) -> None:
         for _ in range(BURST_MESSAGES_MAX):
             if not int(socket.getsockopt(zmq.EVENTS)) & _POLL_IN:
                 return
-            identity = socket.recv(zmq.DONTWAIT)
+            identity = socket.recv(_NOW)
+            socket.recv(_NOW)
             while socket.getsockopt(zmq.RCVMORE):
-                socket.recv(zmq.DONTWAIT)
-            socket.send(identity, zmq.SNDMORE | zmq.DONTWAIT)
-            socket.send(header, zmq.SNDMORE | zmq.DONTWAIT)
-            socket.send(body, zmq.DONTWAIT)
+                socket.recv(_NOW)
+            socket.send(identity, _MORE_NOW)
+            socket.send(header, _MORE_NOW)
+            socket.send(body, _NOW)
         loop.call_soon(drain)
 
     loop.add_reader(descriptor, drain)

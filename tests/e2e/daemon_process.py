@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -58,6 +58,11 @@ def run_kvd(
     )
 
 
+def errors_of(stderr: str) -> list[str]:
+    """Return what a user reads as errors."""
+    return [line for line in stderr.splitlines() if line.startswith(("error", "Error"))]
+
+
 def wait_until(what: str, holds: Callable[[], object], *, deadline_s: float = DEADLINE_S) -> None:
     """Block until something holds; fails naming what did not."""
     end = monotonic() + deadline_s
@@ -75,20 +80,20 @@ class DaemonProcess:
         folder: Path,
         *arguments: str,
         extra: Mapping[str, str] = {},
-        passed: Sequence[int] = (),
+        files_max: int | None = None,
     ) -> None:
         """Start it; it is not ready before `wait_ready` returns."""
         self.folder = folder
+        limit = ("prlimit", f"--nofile={files_max}") if files_max else ()
         self._log_path = folder.with_name(folder.name + ".log")
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                command("serve", "--runtime-dir", str(folder), *arguments),
+                (*limit, *command("serve", "--runtime-dir", str(folder), *arguments)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 env=environment(extra),
-                pass_fds=tuple(passed),
                 start_new_session=True,
             )
         self.ready_line = ""
@@ -175,10 +180,10 @@ class DaemonProcess:
 
 @contextmanager
 def serving(
-    folder: Path, *arguments: str, extra: Mapping[str, str] = {}
+    folder: Path, *arguments: str, extra: Mapping[str, str] = {}, files_max: int | None = None
 ) -> Generator[DaemonProcess]:
-    """Give a daemon that is ready, and end it."""
-    daemon = DaemonProcess(folder, *arguments, extra=extra)
+    """Give a daemon that is ready, and end it; ``files_max`` is its limit of open files."""
+    daemon = DaemonProcess(folder, *arguments, extra=extra, files_max=files_max)
     try:
         daemon.wait_ready()
         yield daemon

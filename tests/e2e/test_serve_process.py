@@ -1,31 +1,27 @@
-"""The daemon as a process: readiness, locks, paths, signals, and what it leaves behind."""
+"""The daemon as a process: readiness, locks, paths, limits."""
 
 import json
-import os
 import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from urllib.request import urlopen
 
 import pytest
 
-from kvd_client.errors import EndedError, UnreachableError
+from kvd_client.errors import AttachError
+from kvd_proto.errors import ErrorCode
 from tests.e2e.daemon_process import (
     DaemonProcess,
-    children_of,
-    command,
-    environment,
-    keepers_of_memory,
+    errors_of,
     run_kvd,
     serving,
-    wait_ended,
     wait_until,
 )
 from tests.e2e.ranks import Ranks, admit
@@ -210,47 +206,51 @@ def test_ranks_that_come_and_go_leave_no_descriptor_behind(start: Start) -> None
     assert (descriptors_of(daemon.pid), descriptors_of(holder)) == before
 
 
-def test_running_out_of_descriptors_turns_newcomers_away_and_nobody_else(start: Start) -> None:
+def test_a_crowd_is_turned_away_before_descriptors_run_out(folder: Path) -> None:
+    with serving(folder, files_max=164) as daemon, ExitStack() as stack:
+        clients = [stack.enter_context(Ranks(daemon.address, f"g{n}")).attach() for n in range(20)]
+
+        with Ranks(daemon.address, "late") as late, pytest.raises(AttachError) as full:
+            late.attach()
+        assert full.value.code is ErrorCode.BUSY
+        assert full.value.retry
+        assert full.value.message == (
+            "20 clients are connected, which is the most that the daemon's limit of open files "
+            "allows"
+        )
+        assert descriptors_of(daemon.pid) < 164
+        clients[0].close()
+        wait_until("there is room again", lambda: len(daemon.stats()["sessions"]) == 19)
+        with Ranks(daemon.address, "late") as late:
+            admit(late.attach(), [1])
+        clients[1].ping()
+
+
+def test_a_limit_of_open_files_too_low_for_one_client_is_refused(folder: Path) -> None:
+    daemon = DaemonProcess(folder, files_max=68)
+    try:
+        assert daemon.wait() != 0
+    finally:
+        daemon.close()
+
+    assert "error: 68 open files are allowed, too few for a daemon with one client: 69 are" in (
+        daemon.log()
+    )
+
+
+def test_a_caller_that_cannot_be_accepted_does_not_keep_the_daemon_awake(start: Start) -> None:
     daemon = start()
-    with Ranks(daemon.address, "g") as ranks:
-        client = ranks.attach()
-        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (64, 64))
-        with ExitStack() as stack:
-            crowd = [
-                stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                for _ in range(64)
-            ]
-            for one in crowd:
-                one.connect(f"{daemon.socket_path}.fd")
-            client.ping()
-            admit(client, [1])
-            busy_s = processor_s(daemon.pid)
-            daemon.fresh_stats()
-            daemon.fresh_stats()
-            daemon.fresh_stats()
-            assert processor_s(daemon.pid) - busy_s < 0.2
-        wait_until("there is room again", lambda: descriptors_of(daemon.pid) < 48)
-        with Ranks(daemon.address, "h") as others:
-            others.attach()
-        client.ping()
-
-
-def descriptors_of(pid: int) -> int:
-    """Return how many descriptors a process has open."""
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
-def processor_s(pid: int) -> float:
-    """Return the processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    _, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (descriptors_of(daemon.pid), hard))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.connect(f"{daemon.socket_path}.fd")
+        wait_until("accepting failed", lambda: "event=accept_failed" in daemon.log())
+        began = monotonic()
+        wait_until("it failed again", lambda: daemon.log().count("event=accept_failed") >= 4)
+        assert monotonic() - began > 0.2
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        caller.settimeout(20)
+        assert caller.recv(1000)
 
 
 def test_only_this_user_may_reach_the_sockets(daemon: DaemonProcess) -> None:
@@ -258,220 +258,6 @@ def test_only_this_user_may_reach_the_sockets(daemon: DaemonProcess) -> None:
 
     assert sorted(modes) == ["kvd.sock", "kvd.sock.fd", "kvd.sock.lock", "kvd.sock.stats"]
     assert [name for name, mode in modes.items() if mode & 0o077] == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_daemon_and_leaves_nothing(start: Start, number: signal.Signals) -> None:
-    daemon = start()
-    (holder,) = children_of(daemon.pid)
-
-    daemon.signal(number)
-
-    assert daemon.wait() == 0
-    assert list(daemon.folder.iterdir()) == []
-    wait_ended(holder)
-    assert "event=stopped" in daemon.log()
-
-
-def test_a_stop_ends_idle_incarnations_at_once_and_tells_their_ranks(start: Start) -> None:
-    daemon = start("--drain-wait-ms", "60000")
-    with Ranks(daemon.address, "g") as ranks:
-        client = ranks.attach()
-        admit(client, [1])
-        with client.batch() as batch:
-            batch.idle()
-
-        daemon.signal(signal.SIGTERM)
-
-        wait_until("the incarnation has ended", lambda: "incarnation_end" in daemon.log())
-        with pytest.raises(EndedError, match="the daemon is stopping"):
-            client.ping()
-        client.close()
-        assert daemon.wait() == 0
-
-
-def test_a_stop_waits_for_the_next_gate_of_a_busy_incarnation(start: Start) -> None:
-    daemon = start("--drain-wait-ms", "60000")
-    with Ranks(daemon.address, "g") as ranks:
-        client = ranks.attach()
-        admit(client, [1])
-
-        daemon.signal(signal.SIGTERM)
-        wait_until("the daemon drains", lambda: "event=draining running=1" in daemon.log())
-        assert daemon.stats()["daemon"]["pid"] == daemon.pid
-        with client.batch() as batch:
-            batch.advance([1], 8)
-
-        with pytest.raises(EndedError, match="the daemon is stopping"):
-            client.ping()
-        client.close()
-        assert daemon.wait() == 0
-
-
-def test_a_stop_does_not_wait_longer_than_it_was_told_to(start: Start) -> None:
-    daemon = start("--drain-wait-ms", "100")
-    with Ranks(daemon.address, "g") as ranks:
-        client = ranks.attach()
-        admit(client, [1])
-
-        assert daemon.stop() == 0
-
-        with pytest.raises((EndedError, UnreachableError)):
-            client.ping()
-
-
-def test_a_second_signal_stops_at_once(start: Start) -> None:
-    daemon = start("--drain-wait-ms", "3600000")
-    with Ranks(daemon.address, "g") as ranks:
-        admit(ranks.attach(), [1])
-        daemon.signal(signal.SIGTERM)
-        wait_until("the daemon drains", lambda: "event=draining" in daemon.log())
-
-        assert daemon.stop() == 0
-
-
-def test_a_draining_daemon_takes_no_new_ranks(start: Start) -> None:
-    daemon = start("--drain-wait-ms", "3600000")
-    with Ranks(daemon.address, "g") as ranks:
-        admit(ranks.attach(), [1])
-        daemon.signal(signal.SIGTERM)
-        wait_until("the daemon drains", lambda: "event=draining" in daemon.log())
-
-        with Ranks(daemon.address, "h") as late, pytest.raises(Exception, match="is stopping"):
-            late.attach()
-
-
-def test_after_sigkill_nothing_keeps_memory_and_the_next_daemon_starts(
-    folder: Path, group: str
-) -> None:
-    group = f"{group}-{os.getpid()}"
-    with serving(folder) as daemon, Ranks(daemon.address, group) as ranks:
-        client = ranks.attach()
-        admit(client, [1])
-        (holder,) = children_of(daemon.pid)
-        assert keepers_of_memory(f"kvd-{group}.1.0.0-arena")
-
-        daemon.signal(signal.SIGKILL)
-        daemon.wait()
-        wait_ended(holder)
-        began = monotonic()
-        with pytest.raises(UnreachableError, match=re.escape(str(daemon.socket_path))):
-            client.ping()
-        assert monotonic() - began < 5
-        client.close()
-        assert keepers_of_memory(f"kvd-{group}") == []
-
-    with serving(folder) as daemon, Ranks(daemon.address, group) as ranks:
-        admit(ranks.attach(), [1])
-
-
-def test_a_client_that_waits_while_the_daemon_is_killed_is_not_left_hanging(
-    folder: Path, group: str
-) -> None:
-    with serving(folder) as daemon, Ranks(daemon.address, group) as ranks:
-        waiting = ranks.start(ranks.attach, 0, tp=2)
-        wait_until("the rank waits", lambda: "event=hello" in daemon.log())
-
-        daemon.signal(signal.SIGKILL)
-
-        with pytest.raises(UnreachableError, match="hung up"):
-            waiting.result(5)
-
-
-def test_a_session_of_the_last_daemon_means_nothing_to_the_next(folder: Path, group: str) -> None:
-    with serving(folder) as daemon, Ranks(daemon.address, group) as ranks:
-        client = ranks.attach()
-        daemon.signal(signal.SIGKILL)
-        daemon.wait()
-
-        with serving(folder) as later, pytest.raises((EndedError, UnreachableError)):
-            client.ping()
-        assert later.log().count("event=hello") == 0
-
-
-def test_readiness_and_the_end_are_told_to_the_service_manager(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        address = str(folder.with_name("notify"))
-        manager.bind(address)
-        manager.settimeout(20)
-
-        with serving(folder, extra={"NOTIFY_SOCKET": address}) as daemon:
-            assert manager.recv(1000).decode().splitlines()[0] == "READY=1"
-            daemon.signal(signal.SIGTERM)
-            assert manager.recv(1000).decode() == "STOPPING=1"
-            assert daemon.wait() == 0
-
-
-def test_a_service_manager_that_is_gone_is_named_and_nothing_is_called_ready(folder: Path) -> None:
-    gone = str(folder.with_name("nobody"))
-
-    done = run_kvd("serve", "--runtime-dir", str(folder), extra={"NOTIFY_SOCKET": gone})
-
-    assert done.returncode != 0
-    assert gone in errors_of(done.stderr)[0]
-    assert done.stdout == ""
-    assert not folder.exists() or list(folder.iterdir()) == []
-
-
-def test_memory_in_an_external_holder_is_given_back_when_ranks_leave(
-    folder: Path, group: str
-) -> None:
-    with holding(folder), serving(folder, "--holder", "external") as daemon:
-        assert children_of(daemon.pid) == []
-        with Ranks(daemon.address, group) as ranks:
-            admit(ranks.attach(), [1])
-            assert keepers_of_memory(f"kvd-{group}.1.0.0-arena")
-
-        wait_until("the memory is gone", lambda: not keepers_of_memory(f"kvd-{group}."))
-
-
-def test_an_external_holder_outlives_the_daemon_which_then_starts_cold(
-    folder: Path, group: str
-) -> None:
-    group = f"{group}-{os.getpid()}"
-    with holding(folder) as holder:
-        with serving(folder, "--holder", "external") as daemon:
-            with Ranks(daemon.address, group) as ranks:
-                ranks.attach()
-                daemon.signal(signal.SIGKILL)
-                daemon.wait()
-            assert [one.split(":")[0] for one in keepers_of_memory(f"kvd-{group}.1.0.0-arena")] == [
-                str(holder.pid)
-            ]
-
-        with serving(folder, "--holder", "external") as daemon:
-            assert f"event=cold_start dropped={group}.1.0.0/arena" in daemon.log()
-            assert keepers_of_memory(f"kvd-{group}.") == []
-
-
-def test_a_missing_holder_is_named_with_its_path(folder: Path) -> None:
-    done = run_kvd("serve", "--runtime-dir", str(folder), "--holder", "external")
-
-    assert done.returncode != 0
-    (error,) = errors_of(done.stderr)
-    assert str(folder / "hold.sock") in error
-    assert "kvd hold" in error
-
-
-@contextmanager
-def holding(folder: Path) -> Generator["subprocess.Popen[str]"]:
-    """Run ``kvd hold`` in the folder of a daemon."""
-    folder.mkdir(mode=0o700)
-    arguments = command("hold", "--socket", str(folder / "hold.sock"))
-    with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, text=True, env=environment()
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline()
-            yield process
-        finally:
-            process.kill()
-
-
-def errors_of(stderr: str) -> list[str]:
-    """Return what a user reads as errors."""
-    return [line for line in stderr.splitlines() if line.startswith(("error", "Error"))]
 
 
 def test_optimized_python_is_refused_because_checks_would_be_gone(folder: Path) -> None:
@@ -488,3 +274,15 @@ def test_optimized_python_is_refused_because_checks_would_be_gone(folder: Path) 
 
     assert done.returncode != 0
     assert "without -O" in errors_of(done.stderr)[0]
+
+
+def descriptors_of(pid: int) -> int:
+    """Return how many descriptors a process has open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

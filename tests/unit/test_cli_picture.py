@@ -17,6 +17,7 @@ def band(
     live: int,
     pending: int = 0,
     promised: int = 0,
+    fixed: int = 0,
     unit_bytes: int = 100,
 ) -> BandStatistics:
     return BandStatistics(
@@ -33,6 +34,7 @@ def band(
         hole_units=end - start - live - pending,
         pending_units=pending,
         promised_units=promised,
+        fixed_units=fixed,
     )
 
 
@@ -62,6 +64,7 @@ def test_stretches_cover_the_arena_without_overlap() -> None:
         Use.GAP,
         Use.LIVE,
         Use.PENDING,
+        Use.PROMISED,
         Use.HOLE,
         Use.GAP,
         Use.LIVE,
@@ -80,8 +83,32 @@ def test_a_cell_shows_what_most_of_its_bytes_are() -> None:
     picture = unstyle(render_map(MIXED, 100)).splitlines()
 
     assert picture[0] == (
-        "#" + "S" * 8 + "s" * 2 + "." * 19 + "W" * 10 + "~" * 4 + "w" * 6 + "." * 10 + "F" * 40
+        "#"
+        + "S" * 8
+        + "s" * 2
+        + "." * 19
+        + "W" * 10
+        + "~" * 4
+        + "+" * 3
+        + "w" * 3
+        + "." * 10
+        + "F" * 40
     )
+
+
+def test_fixed_units_stand_apart_from_what_may_be_moved() -> None:
+    bar, *_, legend, _, _ = unstyle(
+        render_map(stage(band("full", 60, 100, live=40, fixed=10)), 100)
+    ).splitlines()
+
+    assert bar.endswith("." + "!" * 10 + "F" * 30)
+    assert "F 40 live, f 0 holes, ! 10 fixed pages" in legend
+
+
+def test_a_promise_beyond_the_holes_is_counted_but_has_no_place() -> None:
+    stretches = stretches_of(stage(band("full", 90, 100, live=6, promised=50)))
+
+    assert stretches[-1] == Stretch(9_600, 10_000, Use.PROMISED, 0)
 
 
 @pytest.mark.parametrize("width", [20, 37, 80, 1000])
@@ -110,7 +137,7 @@ def test_the_legend_gives_bytes_and_counts() -> None:
         ["#", "sink"],
         [".", "free"],
     ]
-    assert legend[1].endswith("W 10 live, w 6 holes (3 promised), ~ 4 pending pages of 100 bytes")
+    assert legend[1].endswith("W 10 live, w 6 holes, + 3 promised, ~ 4 pending pages of 100 bytes")
     assert "S 8 live, s 2 holes slots of 100 bytes" in legend[0]
 
 
