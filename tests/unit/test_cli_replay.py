@@ -13,8 +13,12 @@ from kvd.cli.main import cli
     [
         (("--corrupt", "201"), "--corrupt names request 201, allowed is 1 to 200"),
         (("--corrupt", "0"), "--corrupt names request 0, allowed is 1 to 200"),
-        (("--corrupt", "7-full"), "--corrupt is '7-full', allowed is REQUEST[:BAND[:PAGE]]"),
+        (
+            ("--corrupt", "7-full"),
+            "--corrupt is '7-full', allowed is REQUEST[:BAND[:PAGE[:moved]]]",
+        ),
         (("--corrupt", "7:full:-1"), "--corrupt is '7:full:-1'"),
+        (("--corrupt", "7:full:1:gone"), "--corrupt is '7:full:1:gone'"),
         (("--budget", "lots"), "lots"),
         (("--preset", "no-such-model"), "no-such-model"),
         (("--preset", "gpt-oss-20b", "--model", "/x"), "--preset and --model exclude each other"),

@@ -17,7 +17,7 @@ from kvd.testing.painter import (
     PaintJob,
     TokenWrite,
 )
-from kvd.testing.workload import StepWork
+from kvd.testing.passes import StepWork
 from kvd_proto.memory import BandPlan, DType, Lifetime, RegionPlan, StoragePlan, TablePlan
 from kvd_proto.scalars import RequestId
 
@@ -91,9 +91,15 @@ class FakeTables:
         for band in ("window_6", "full"):
             pages = self.pages.setdefault((band, request), [])
             while len(pages) * PAGE < start + tokens:
-                pages.append(self._new(band))
+                pages.append(self.new_unit(band))
         if request not in self.slots:
-            self.slots[request] = self._new("state")
+            self.slots[request] = self.new_unit("state")
+
+    def forget(self, request: int) -> None:
+        """End a request."""
+        del self.taken[request], self.slots[request]
+        for band in ("window_6", "full"):
+            del self.pages[band, request]
 
     def slide(self, request: int, computed_tokens: int) -> list[int]:
         """Unbind window pages wholly behind the window; return which."""
@@ -118,7 +124,8 @@ class FakeTables:
     def state_slots(self, ids: Sequence[int]) -> npt.NDArray[np.int64]:
         return np.array([self.slots[request] for request in ids], dtype=np.int64)
 
-    def _new(self, band: str) -> int:
+    def new_unit(self, band: str) -> int:
+        """Return a unit that nobody had."""
         self._next[band] += 1
         return self._next[band] - 1
 
@@ -133,7 +140,7 @@ class Rig:
     def __init__(self, *, corruption: Corruption | None = None, rank_index: int = 0) -> None:
         self.tables = FakeTables(storage_plan())
         self.arena = np.zeros(ARENA_BYTES, dtype=np.uint8)
-        self.forward = ForwardBuilder(self.tables)
+        self.forward = ForwardBuilder(self.tables, corruption=corruption)
         self.painter = ArenaPainter(
             self.tables.plan, self.arena, rank_index=rank_index, corruption=corruption
         )
@@ -326,6 +333,91 @@ def test_a_planted_corruption_is_found_where_it_was_planted(band: str, page: int
     assert {sentence.split(" (")[0] for sentence in rig.sentences} == {
         f"request 2, band {band}, page {page}"
     }
+
+
+def move(rig: Rig, band: str, request: int, place: int, *, with_bytes: bool = True) -> None:
+    """Move a page, or the slot, of a request to a fresh unit, as the allocator would."""
+    plan = next(one for one in rig.tables.plan.bands if one.name == band)
+    new = rig.tables.new_unit(band)
+    if band == "state":
+        old, rig.tables.slots[request] = rig.tables.slots[request], new
+    else:
+        old, rig.tables.pages[band, request][place] = rig.tables.pages[band, request][place], new
+    if with_bytes:
+        units = rig.arena[: ARENA_BYTES // plan.unit_bytes * plan.unit_bytes]
+        rows = units.reshape(-1, plan.unit_bytes)
+        rows[new] = rows[old]
+
+
+MOVED = [("full", 0), ("full", 1), ("window_6", 1), ("state", 0)]
+
+
+@pytest.mark.parametrize(("band", "place"), MOVED)
+def test_what_moved_with_its_bytes_is_found_right_at_its_new_place(band: str, place: int) -> None:
+    rig = Rig()
+    rig.step((1, 7), (2, 7))
+    move(rig, band, 1, place)
+
+    rig.step((1, 1), (2, 1))
+    rig.step((1, 1), (2, 1), finished=(1, 2))
+
+    assert rig.sentences == []
+
+
+@pytest.mark.parametrize(("band", "place"), MOVED)
+def test_what_moved_without_its_bytes_is_found(band: str, place: int) -> None:
+    rig = Rig()
+    rig.step((1, 7), (2, 7))
+    move(rig, band, 1, place, with_bytes=False)
+
+    rig.step((2, 1), sample=(1,))
+
+    assert [sentence.split(" (")[0] for sentence in rig.sentences] == [
+        f"request 1, band {band}, page {place}"
+    ]
+
+
+@pytest.mark.parametrize(("band", "place"), MOVED)
+def test_a_corruption_that_waits_for_a_move_is_found_where_the_page_lies_then(
+    band: str, place: int
+) -> None:
+    rig = Rig(corruption=Corruption(RequestId(2), band, place, after_move=True))
+    rig.step((1, 6), (2, 6), sample=(1, 2))
+    assert rig.painter.statistics().corrupted_count == 0
+    move(rig, band, 2, place)
+
+    rig.step((1, 1), (2, 1), sample=(1, 2))
+    rig.step((1, 1), (2, 1), finished=(1, 2))
+
+    # The state is rewritten as request 2 fills its second page, and flipped again.
+    assert rig.painter.statistics().corrupted_count == (2 if band == "state" else 1)
+    assert {sentence.split(" (")[0] for sentence in rig.sentences} == {
+        f"request 2, band {band}, page {place}"
+    }
+
+
+def test_a_page_that_moves_twice_is_corrupted_once() -> None:
+    rig = Rig(corruption=Corruption(RequestId(1), "full", 0, after_move=True))
+    rig.step((1, 7))
+    move(rig, "full", 1, 0)
+    rig.step((1, 1))
+    move(rig, "full", 1, 0)
+
+    rig.step((1, 1), finished=(1,))
+
+    assert rig.painter.statistics().corrupted_count == 1
+    assert len(rig.sentences) == 1
+
+
+def test_a_page_of_a_request_that_was_retracted_did_not_move() -> None:
+    rig = Rig(corruption=Corruption(RequestId(1), "full", 0, after_move=True))
+    rig.step((1, 7))
+    rig.forward.forget((RequestId(1),))
+    rig.tables.forget(1)
+
+    rig.step((1, 7), finished=(1,))
+
+    assert rig.painter.statistics().corrupted_count == 0
 
 
 def test_all_mismatches_are_counted_and_the_first_are_kept() -> None:

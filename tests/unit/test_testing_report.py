@@ -8,7 +8,7 @@ import pytest
 from kvd.testing.messages import RankFailure, RankReport
 from kvd.testing.painter import Corruption, Mismatch
 from kvd.testing.replay import RankProblem, ReplayOutcome
-from kvd.testing.report import ReplayReport
+from kvd.testing.report import BandMotion, ReplayReport, StageMotion
 from kvd.testing.traces import Selection, Trace, TraceRequest
 from kvd_proto.scalars import Position, RequestId
 
@@ -27,6 +27,11 @@ def rank_report(rank_index: int = 0) -> RankReport:
         step_count=90,
         running_count_max=2,
         waiting_pass_count=1,
+        idle_pass_count=0,
+        refused_take_count=5,
+        retracted_count=2,
+        recomputed_tokens=640,
+        clipped_count=0,
         unschedulable=(),
         verdicts={"FITS": 2, "WAIT": 7},
         refusals={"NO_BYTES": 7},
@@ -55,6 +60,55 @@ def test_ranks_that_agree_on_everything_leave_no_finding() -> None:
 
     assert report.findings == ()
     assert report.as_json()["ok"] is True
+
+
+MOTION = StageMotion(
+    layouts={"no_move": 9, "flush_ends": 3, "relayout": 2},
+    bands=(
+        BandMotion(
+            name="window_128", is_float=True, moved_units=5, moved_bytes=5 << 20, batches_count=2
+        ),
+        BandMotion(
+            name="full", is_float=False, moved_units=7, moved_bytes=1 << 20, batches_count=4
+        ),
+    ),
+    retracted_count=2,
+    lapsed_count=11,
+)
+
+
+def test_relief_is_every_layout_for_which_something_moved() -> None:
+    document = replace(verdict(rank_report()), motion=MOTION).as_json()
+
+    assert document["relief"] == 5
+    assert document["layouts"] == {"no_move": 9, "flush_ends": 3, "relayout": 2}
+    # Only floats are relocated; an end's frontier is drawn back.
+    assert document["relocations"] == 2
+    assert document["moved_units"] == {"window_128": 5, "full": 7}
+    assert document["moved_bytes"] == 6 << 20
+    assert document["retracted"] == 2
+    assert document["takes_refused"] == 5
+    assert document["tokens_recomputed"] == 640
+    assert document["waited"] == 7
+    assert document["lapsed"] == 11
+    assert document["ok"] is True
+
+
+def test_the_text_says_what_was_done_to_make_room() -> None:
+    text = "\n".join(replace(verdict(rank_report()), motion=MOTION).lines())
+
+    for part in (
+        "5 (layouts: no_move 9, flush_ends 3, relayout 2)",
+        "6.0 MiB (pages and slots: full 7, window_128 5), 2 relocations of floating bands",
+        "11 promises lapsed, 5 takes refused, 2 requests retracted with 640 tokens",
+    ):
+        assert part in text
+
+
+def test_retractions_that_the_daemon_counts_otherwise_are_a_finding() -> None:
+    report = replace(verdict(rank_report()), motion=replace(MOTION, retracted_count=3))
+
+    assert report.findings == ("2 requests were told that they are retracted, the daemon counts 3",)
 
 
 def test_counts_are_those_of_a_rank_that_decides() -> None:
@@ -152,3 +206,13 @@ def test_a_corruption_that_was_never_planted_is_a_finding(
     )
 
     assert len(report.findings) == finding_count
+
+
+def test_a_page_that_never_moved_and_was_to_be_corrupted_then_is_a_finding() -> None:
+    report = replace(
+        verdict(rank_report()), corruption=Corruption(RequestId(1), "full", 9, after_move=True)
+    )
+
+    assert report.findings == (
+        "page 9 of request 1 in band full was to be corrupted and was never moved",
+    )

@@ -1,20 +1,13 @@
 """The scheduler of a replay, driven by made-up answers."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from kvd.errors import WorkloadError
-from kvd.testing.workload import (
-    STALLED_PASSES_MAX,
-    Answers,
-    Pass,
-    StepWork,
-    Workload,
-    WorkloadLimits,
-    WorkloadRequest,
-)
+from kvd.testing.passes import Answers, Pass, StepWork, WorkloadLimits, WorkloadRequest
+from kvd.testing.workload import STALLED_PASSES_MAX, Workload
 from kvd_proto.outcomes import Reason, Refusal, Verdict
 from kvd_proto.scalars import RequestId
 
@@ -22,7 +15,14 @@ NO_BYTES = Refusal(reason=Reason.NO_BYTES, stage=0, waiting_helps=True)
 
 
 def limits(
-    *, running: int = 4, chunk: int = 8, prompt: int = 16, asked: int = 2, sample: int = 1
+    *,
+    running: int = 4,
+    chunk: int = 8,
+    prompt: int = 16,
+    asked: int = 2,
+    sample: int = 1,
+    reserve: int = 0,
+    idle: int = 0,
 ) -> WorkloadLimits:
     return WorkloadLimits(
         running_count_max=running,
@@ -32,6 +32,8 @@ def limits(
         sample_step_count=sample,
         sample_request_count=2,
         seed_index=7,
+        reserve_batches=reserve,
+        idle_step_count=idle,
     )
 
 
@@ -43,7 +45,28 @@ def requests(*lengths: tuple[int, int]) -> list[WorkloadRequest]:
 
 
 def grant_all(asked: Pass) -> Answers:
-    return Answers(verdicts=(Verdict.FITS,) * len(asked.asks))
+    return told(asked, (Verdict.FITS,) * len(asked.asks))
+
+
+def told(
+    asked: Pass,
+    verdicts: tuple[Verdict, ...] | None = None,
+    *,
+    new_tokens: int | None = None,
+    chunk_tokens: int = 8,
+    **others: Any,
+) -> Answers:
+    """Return answers to a pass: verdicts (all fit), and lengths as they were asked for."""
+    count = len(asked.asks)
+    lengths = [
+        request.output_tokens if new_tokens is None else new_tokens for request in asked.asks
+    ]
+    return Answers(
+        verdicts=(Verdict.FITS,) * count if verdicts is None else verdicts,
+        new_tokens=tuple(lengths),
+        chunk_tokens=(chunk_tokens,) * count,
+        **others,
+    )
 
 
 class Turn(NamedTuple):
@@ -110,9 +133,7 @@ def test_a_request_that_waits_keeps_its_place() -> None:
     workload = Workload(requests((4, 2), (4, 2)), limits())
     first = workload.next_pass()
 
-    work = workload.settle(
-        first, Answers(verdicts=(Verdict.WAIT, Verdict.FITS), refusals=(NO_BYTES,))
-    )
+    work = workload.settle(first, told(first, (Verdict.WAIT, Verdict.FITS), refusals=(NO_BYTES,)))
 
     assert work.requests == (2,)
     assert [request.request_id for request in workload.next_pass().asks] == [1]
@@ -123,9 +144,9 @@ def test_a_request_that_waits_keeps_its_place() -> None:
 
 def test_nobody_is_asked_for_behind_a_request_that_waits() -> None:
     workload = Workload(requests((4, 2), (4, 2), (4, 2)), limits(asked=3))
-    waits = Answers(verdicts=(Verdict.WAIT,) * 3, refusals=(NO_BYTES,) * 3)
+    first = workload.next_pass()
 
-    workload.settle(workload.next_pass(), waits)
+    workload.settle(first, told(first, (Verdict.WAIT,) * 3, refusals=(NO_BYTES,) * 3))
     second = workload.next_pass()
     workload.settle(second, grant_all(second))
 
@@ -137,12 +158,11 @@ def test_an_unschedulable_request_is_given_up_and_named() -> None:
     workload = Workload(requests((4, 2), (4, 2)), limits())
 
     def answer(asked: Pass) -> Answers:
-        return Answers(
-            verdicts=tuple(
-                Verdict.UNSCHEDULABLE if request.request_id == 1 else Verdict.FITS
-                for request in asked.asks
-            )
+        verdicts = tuple(
+            Verdict.UNSCHEDULABLE if request.request_id == 1 else Verdict.FITS
+            for request in asked.asks
         )
+        return told(asked, verdicts)
 
     run(workload, answer)
 
@@ -179,7 +199,7 @@ def test_a_workload_that_never_moves_ends_with_an_error() -> None:
     workload = Workload(requests((4, 2)), limits())
 
     with pytest.raises(WorkloadError, match="1 requests wait, 0 run; refusals so far: NO_BYTES"):
-        run(workload, lambda _: Answers(verdicts=(Verdict.WAIT,), refusals=(NO_BYTES,)))
+        run(workload, lambda asked: told(asked, (Verdict.WAIT,), refusals=(NO_BYTES,)))
 
     assert workload.statistics().pass_count == STALLED_PASSES_MAX
 
@@ -210,3 +230,175 @@ def test_samples_name_live_requests_and_depend_on_the_seed_alone() -> None:
 
     assert first == second
     assert {len(sample) for sample in first} == {0, 2}
+
+
+# ---- what an admission grants ---------------------------------------------------------------
+
+
+def test_a_prompt_is_read_in_the_chunks_that_were_granted() -> None:
+    turns = run(Workload(requests((14, 2)), limits()), lambda asked: told(asked, chunk_tokens=5))
+
+    assert [turn.asked.ask_tokens for turn in turns[:1]] == [(8,)]
+    assert [turn.work.counts_tokens for turn in turns] == [(5,), (5,), (4,), (1,), ()]
+
+
+@pytest.mark.parametrize(("new_tokens", "served_tokens"), [(0, 5), (1, 5), (3, 7), (9, 10)])
+def test_an_answer_is_cut_to_what_memory_can_ever_hold(new_tokens: int, served_tokens: int) -> None:
+    workload = Workload(requests((4, 6)), limits())
+
+    run(workload, lambda asked: told(asked, new_tokens=new_tokens))
+
+    assert workload.statistics().served_tokens == served_tokens
+    assert workload.statistics().clipped_count == (served_tokens < 10)
+
+
+# ---- idling ---------------------------------------------------------------------------------
+
+
+def test_an_idle_pass_states_what_was_computed_and_asks_for_nothing() -> None:
+    turns = run(Workload(requests((4, 5)), limits(idle=2)))
+
+    one, idle_work = (1,), ()
+    assert [turn.work.counts_tokens for turn in turns] == [
+        *((4,), one, idle_work),
+        *(one, one, idle_work),
+        *(one, ()),
+    ]
+    idle = turns[2].asked
+    assert idle.advance_decoding
+    assert (idle.decoding, idle.chunks, idle.asks, idle.free) == ((), (), (), ())
+    # What the idle pass stated is not stated again.
+    assert not turns[3].asked.advance_decoding
+
+
+# ---- victims --------------------------------------------------------------------------------
+
+
+def running(*lengths: tuple[int, int], **changes: int) -> Workload:
+    """Return an oversubscribed workload whose requests were all admitted, prompts of 8 read."""
+    workload = Workload(requests(*lengths), limits(asked=len(lengths), reserve=1, **changes))
+    first = workload.next_pass()
+    assert len(first.asks) == len(lengths)
+    workload.settle(first, grant_all(first))
+    return workload
+
+
+def test_nobody_is_a_victim_while_promises_last() -> None:
+    turns = run(Workload(requests((8, 5), (8, 5)), limits()))
+
+    assert {turn.asked.victims for turn in turns} == {()}
+
+
+def test_victims_are_those_with_the_fewest_tokens_then_the_longest_prompts_but_not_the_last() -> (
+    None
+):
+    workload = running((4, 9), (3, 9), (6, 9))
+    second = workload.next_pass()
+    # Request 2 is retracted and comes back with two tokens generated, the others have three.
+    workload.settle(second, told(second, retracted=(RequestId(2),)))
+    third = workload.next_pass()
+    workload.settle(third, grant_all(third))
+
+    assert second.victims == (3, 1)
+    assert workload.next_pass().victims == (2, 3)
+
+
+def test_requests_amid_their_prompts_are_victims_of_decoding_before_all_others() -> None:
+    workload = running((4, 9), (4, 9), (8, 9), prompt=12)
+    # The third got the 4 tokens that were left over, and is amid its prompt.
+    second = workload.next_pass()
+
+    assert second.chunks == ((3, 4),)
+    assert second.chunk_victims == ()
+    assert second.victims == (3, 2)
+
+
+def test_chunks_have_victims_only_where_nobody_decodes() -> None:
+    workload = running((20, 9), (24, 9))
+    second = workload.next_pass()
+
+    assert second.decoding == second.victims == ()
+    assert second.chunk_victims == (2,)
+
+
+def test_a_retracted_request_is_asked_for_again_with_what_it_generated_as_prompt() -> None:
+    workload = running((4, 9), (4, 9))
+    second = workload.next_pass()
+    workload.settle(second, grant_all(second))
+    third = workload.next_pass()
+
+    work = workload.settle(third, told(third, retracted=(RequestId(2),)))
+    fourth = workload.next_pass()
+
+    assert work.requests == (1,)
+    # 4 prompt tokens and 1 token of the answer were written, a second one was generated.
+    assert [
+        (one.request_id, one.prompt_tokens, one.output_tokens, one.generated_tokens)
+        for one in fourth.asks
+    ] == [(2, 6, 7, 2)]
+    assert workload.statistics().retracted_count == 1
+    assert workload.statistics().recomputed_tokens == 5
+
+
+def test_a_request_retracted_amid_its_prompt_has_generated_nothing() -> None:
+    workload = running((20, 9), (24, 9))
+    second = workload.next_pass()
+
+    work = workload.settle(second, told(second, retracted=(RequestId(2),)))
+
+    assert work.requests == (1,)
+    assert [(one.prompt_tokens, one.output_tokens) for one in workload.next_pass().asks] == [
+        (24, 9)
+    ]
+
+
+def test_retracted_requests_stand_before_those_that_never_ran_in_the_order_of_arrival() -> None:
+    workload = Workload(requests(*[(4, 9)] * 5), limits(asked=3, running=5, reserve=1))
+    first = workload.next_pass()
+    workload.settle(first, grant_all(first))
+    second = workload.next_pass()
+    # Both that are asked for in this pass wait behind those it retracts.
+    workload.settle(
+        second,
+        told(
+            second,
+            (Verdict.WAIT,) * 2,
+            refusals=(NO_BYTES,) * 2,
+            retracted=(RequestId(3), RequestId(2)),
+        ),
+    )
+    third = workload.next_pass()
+    workload.settle(third, grant_all(third))
+
+    # Nobody is asked for behind the first of them until it fits.
+    assert [one.request_id for one in third.asks] == [2]
+    assert [one.request_id for one in workload.next_pass().asks] == [3, 4, 5]
+
+
+def test_a_workload_that_retracts_serves_every_token_once() -> None:
+    workload = Workload(requests((20, 30), (9, 12), (4, 20), (11, 1)), limits(reserve=1))
+    turn_count = 0
+
+    def answer(asked: Pass) -> Answers:
+        nonlocal turn_count
+        turn_count += 1
+        victims = asked.victims or asked.chunk_victims
+        return told(asked, retracted=victims[:1] if turn_count % 4 == 0 else ())
+
+    turns = run(workload, answer)
+
+    counts = workload.statistics()
+    assert workload.is_over
+    assert counts.retracted_count >= 4
+    assert counts.served_count == 4
+    assert counts.served_tokens == 50 + 21 + 24 + 12
+    written = sum(sum(turn.work.counts_tokens) for turn in turns)
+    assert written == counts.written_tokens == counts.served_tokens - 4 + counts.recomputed_tokens
+
+
+def test_the_first_victim_is_in_every_sample() -> None:
+    workload = running((4, 30), (4, 30), (4, 30), (4, 30))
+    turns = run(workload, turns_max=20)
+
+    assert len({turn.work.sample for turn in turns}) > 1
+    assert {turn.work.sample[0] for turn in turns} == {4}
