@@ -19,7 +19,8 @@ from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage, build_group
 from kvd.engine.incarnation import Incarnation
 from kvd.price.geometry import BandKind, ChainGeometry, chain_geometry
-from kvd.price.search import feasible
+from kvd.price.plans import feasible
+from kvd.price.snapshot import chain_snapshot
 from kvd.testing.bench_decode import (
     DEADLINE_MS,
     DECLARATION,
@@ -154,8 +155,9 @@ def _feasible_question(bands_count: int) -> Callable[[], object]:
     geometry = _geometry(bands_count)
     live = tuple(band.room_units // (2 * bands_count) for band in geometry.bands)
     demand = tuple(band.room_units // (4 * bands_count) for band in geometry.bands)
-    assert feasible(geometry, live_units=live, demand_units=demand)
-    return lambda: feasible(geometry, live_units=live, demand_units=demand)
+    snapshot = chain_snapshot(geometry, live)
+    assert feasible(snapshot, demand)
+    return lambda: feasible(snapshot, demand)
 
 
 def _geometry(bands_count: int) -> ChainGeometry:
