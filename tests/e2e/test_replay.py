@@ -25,10 +25,19 @@ LOOK_INTERVAL_S = 0.02
 
 # The shipped excerpt with the shortest answers: requests of about 250 tokens, of which the budget
 # holds about ten at a time.
-TRACE = Path(kvd.testing.__path__[0]) / "excerpts" / "azure_2023_code.csv"
+EXCERPTS = Path(kvd.testing.__path__[0]) / "excerpts"
 SMALL = (
-    *("--trace", str(TRACE), "--tokens-max", "400", "--requests", "24"),
-    *("--budget", "40MiB", "--chunk", "128"),
+    *("--trace", str(EXCERPTS / "azure_2023_code.csv"), "--tokens-max", "400", "--requests", "24"),
+    *("--budget", "40MiB", "--chunk", "128", "--reserve-batches", "0"),
+)
+
+# A model of three kinds in an arena of some twelve requests: states at the low end, the window's
+# pages floating in the middle, the pages of full attention at the high end. Promises end with the
+# batch they are given in, so requests outgrow the arena, and what grows pushes the float about.
+CROWDED = (
+    *("--preset", "phi-4-mini-flash", "--trace", str(EXCERPTS / "azure_2023_conv.csv")),
+    *("--requests", "40", "--budget", "136MiB", "--chunk", "128"),
+    *("--reserve-batches", "1", "--idle-every", "20"),
 )
 
 
@@ -125,11 +134,12 @@ def test_a_replay_serves_every_request_and_finds_every_byte_right(connect: Optio
     assert document["requests"] == 24
     assert document["mismatches"] == 0
     assert document["findings"] == []
-    assert document["relief"] == 0
     assert document["iterations"] > 50
     # The arena is full enough that requests wait for one another.
     assert document["refusals"]["NO_BYTES"] > 0
     assert document["verdicts"]["FITS"] == 24
+    # While promises last, whoever was let in gets all that it asked for.
+    assert (document["lapsed"], document["takes_refused"], document["retracted"]) == (0, 0, 0)
     assert 0.4 < document["useful_bytes_peak"] / document["arena_bytes"] < 1
     # Two ranks, two bands of 12,288 bytes a token, all written at least once.
     assert document["bytes_written"] == 2 * 2 * 12_288 * document["tokens_written"]
@@ -147,6 +157,71 @@ def test_mirrored_and_following_ranks_get_the_same_places(connect: Options, tp: 
     assert len(mirrored["ranks"]) == len(led["ranks"]) == int(tp)
     ranks = [rank for document in (mirrored, led) for rank in document["ranks"]]
     assert len({(rank["position"], rank["places_digest"]) for rank in ranks}) == 1
+
+
+@pytest.mark.parametrize("mode", ["mirrored", "leader"])
+def test_every_byte_is_right_where_memory_is_rearranged_and_requests_are_retracted(
+    connect: Options, mode: str
+) -> None:
+    document = replayed(*connect, *CROWDED, "--mode", mode)
+
+    assert document["requests"] == 40
+    assert document["mismatches"] == 0
+    assert document["findings"] == []
+    # What the arena was put through: places found without a move, ends flushed, the float
+    # relocated; requests that waited, steps that found no room, victims.
+    assert all(document["layouts"][step] > 0 for step in ("no_move", "flush_ends", "relayout"))
+    assert document["relief"] == (
+        document["layouts"]["flush_ends"] + document["layouts"]["relayout"]
+    )
+    assert document["relocations"] > 0
+    assert all(units > 0 for units in document["moved_units"].values())
+    assert document["moved_bytes"] > 0
+    assert document["lapsed"] > 0
+    assert document["waited"] > 0
+    assert document["takes_refused"] > 0
+    assert document["retracted"] > 0
+    # Retracted requests are admitted once more each, and write again what they had written.
+    assert document["verdicts"]["FITS"] == 40 + document["retracted"]
+    assert document["tokens_written"] == (document["tokens"] - 40 + document["tokens_recomputed"])
+
+
+def test_two_kinds_are_served_by_flushing_ends_alone(connect: Options) -> None:
+    options = ("--preset", "gpt-oss-20b", "--tokens-max", "1024", "--requests", "60")
+    arena = ("--budget", "96MiB", "--page", "16", "--idle-every", "0")
+
+    document = replayed(*connect, *CROWDED, *options, *arena)
+
+    assert document["requests"] == 60
+    assert document["findings"] == []
+    assert document["layouts"]["flush_ends"] == document["relief"] > 0
+    assert document["retracted"] > 0
+    # There is no band in the middle.
+    assert document["layouts"]["relayout"] == document["relocations"] == 0
+
+
+def test_idle_passes_draw_frontiers_back_where_no_take_needs_it(connect: Options) -> None:
+    document = replayed(*connect, *SMALL, "--idle-every", "8")
+
+    assert document["idle_iterations"] > 0
+    assert document["relief"] == 0
+    assert document["moved_bytes"] > 0
+    assert document["findings"] == []
+
+
+@pytest.mark.parametrize(
+    "place", ["32:full:0", "22:state:0", "16:window_512:6"], ids=["end", "state", "float"]
+)
+def test_a_byte_that_changed_after_a_move_fails_the_replay_and_is_named(
+    connect: Options, place: str
+) -> None:
+    done = run_replay(*connect, *CROWDED, "--corrupt", f"{place}:moved")
+
+    request, band, page = place.split(":")
+    assert done.returncode == 1
+    assert f"FAILED: mismatch: request {request}, band {band}, page {page} " in done.stdout
+    assert "on rank 0" in done.stdout
+    assert "never moved" not in done.stdout
 
 
 def test_a_page_size_of_one_token_is_served(connect: Options) -> None:
