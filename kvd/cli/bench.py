@@ -11,12 +11,24 @@ from typing import Final
 import click
 
 from kvd.cli.output import print_json, print_table
+from kvd.cli.plot import check_plot_path, draw_capacity, save_figure
 from kvd.cli.query import fetch_statistics, read_statistics
 from kvd.errors import SettingError
+from kvd.presets import preset_names
+from kvd.setting import parse_bytes, show_bytes
+from kvd.testing.bench_capacity import (
+    RIVALS,
+    CapacityRun,
+    CapacitySpec,
+    measure_capacity,
+    shared_presets,
+)
 from kvd.testing.bench_core import measure_core, measure_feasible
 from kvd.testing.bench_figures import NS_PER_US, Figure
 from kvd.testing.bench_rpc import CoreTotals, RpcSpec, measure_rpc
+from kvd.testing.bench_scale import measure_scale
 from kvd.testing.local import LocalDaemon
+from kvd.testing.traces import EXCERPT_NAMES, excerpt, read_trace
 
 SCHEMA: Final = "kvd.bench/1"
 REQUESTS_COUNT: Final = 256
@@ -25,6 +37,8 @@ PACES_MS: Final = (0, 5)
 SECONDS: Final = 10.0
 CORE_STEPS_COUNT: Final = 400
 PAGE_TOKENS_MAX: Final = 4096
+CAPACITY_PAGE_TOKENS: Final = 64
+BUDGETS: Final = ("40GiB", "80GiB")
 
 _requests_option = click.option(
     "--requests",
@@ -127,6 +141,119 @@ def core(requests_count: int, pages: str, steps_count: int, seed_index: int, as_
         )
     figures += measure_feasible()
     _report("core", figures, as_json=as_json)
+
+
+@bench.command()
+@click.option(
+    "--trace",
+    "trace_paths",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Request trace, any number of times (the three excerpts in the package).",
+)
+@click.option(
+    "--preset",
+    "presets",
+    multiple=True,
+    type=click.Choice(preset_names()),
+    metavar="NAME",
+    help="Model, any number of times (all with more than one band).",
+)
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    default=BUDGETS,
+    metavar="SIZE",
+    help=f"Bytes per rank, any number of times ({', '.join(BUDGETS)}).",
+)
+@click.option(
+    "--page",
+    "page_tokens",
+    type=click.IntRange(1, PAGE_TOKENS_MAX),
+    default=CAPACITY_PAGE_TOKENS,
+    help=f"Tokens per page ({CAPACITY_PAGE_TOKENS}).",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw the table, as .png or .svg.",
+)
+@_json_option
+def capacity(
+    trace_paths: tuple[Path, ...],
+    presets: tuple[str, ...],
+    budgets: tuple[str, ...],
+    page_tokens: int,
+    plot_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Fill arenas until the first request is refused; bookkeeping only, no memory.
+
+    Requests come in the trace's order and take their whole length; none ends. Beside kvd stand a
+    static split chosen with hindsight for the trace, a default one, and equal pages by least common
+    multiple, all keeping the same promises.
+    """
+    if plot_path is not None:
+        # Before minutes of measuring: a name that cannot be drawn to, or no library that draws.
+        check_plot_path(plot_path)
+    traces = [read_trace(path) for path in trace_paths] or [excerpt(name) for name in EXCERPT_NAMES]
+    sizes = [parse_bytes(text, name="--budget") for text in budgets]
+    runs: list[CapacityRun] = []
+    for trace in traces:
+        for preset in presets or shared_presets():
+            for budget_bytes in sizes:
+                run = measure_capacity(CapacitySpec(trace, preset, budget_bytes, page_tokens))
+                runs.append(run)
+                click.echo(f"{run.name}: {run.useful_percent:.1f} % useful", err=True)
+    if plot_path is not None:
+        save_figure(draw_capacity(runs), plot_path)
+    if as_json:
+        figures = [figure.fields() for run in runs for figure in run.figures()]
+        document = {"results": figures, "runs": [run.fields() for run in runs]}
+        print_json(SCHEMA, {"bench": "capacity", **document})
+        return
+    print_table("kvd bench capacity", _CAPACITY_COLUMNS, [_capacity_row(run) for run in runs])
+
+
+@bench.command()
+@_json_option
+def scale(as_json: bool) -> None:
+    """Take, free and ask for capacity with 10^3 to 10^6 pages per band, each size in turns."""
+    _report("scale", measure_scale(), as_json=as_json)
+
+
+_CAPACITY_COLUMNS: Final = (
+    "trace",
+    "model",
+    "budget",
+    "requests",
+    "refused",
+    "claimed %",
+    "met",
+    "useful %",
+    "hindsight %",
+    "default %",
+    "LCM %",
+)
+
+
+def _capacity_row(run: CapacityRun) -> tuple[str, ...]:
+    unclaimed, *_ = run.figures()
+    return (
+        run.spec.trace.name,
+        run.spec.preset,
+        str(show_bytes(run.spec.budget_bytes)),
+        f"{run.admitted_count:,}",
+        run.reason,
+        f"{run.claimed_percent:.2f}",
+        "yes" if unclaimed.ok else "NO",
+        f"{run.useful_percent:.2f}",
+        *(f"{run.rival_percent(name):.2f}" for name in RIVALS),
+    )
 
 
 def _page_sizes(pages: str) -> list[int]:

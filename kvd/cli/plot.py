@@ -168,4 +168,4 @@ def _draw_shares(axes: Axes, title: str, runs: Sequence["CapacityRun"]) -> None:
         rotation=90,
         fontsize=6,
     )
-    axes.legend(ncols=len(_DESIGNS), fontsize=8)
+    axes.legend(ncols=len(_DESIGNS), fontsize=8, loc="lower right", bbox_to_anchor=(1, 1))
