@@ -91,6 +91,21 @@ def _stages_as_json(statistics: Statistics) -> list[dict[str, object]]:
             "group": group.name,
             "stage": stage.stage,
             "arena_bytes": stage.arena_bytes,
+            "layouts": stage.layouts,
+            "bands": [
+                {
+                    "name": band.name,
+                    "live_units": band.live_units,
+                    "hole_units": band.hole_units,
+                    "pending_units": band.pending_units,
+                    "promised_units": band.promised_units,
+                    "hard_fixed": band.hard_fixed,
+                    "soft_fixed": band.soft_fixed,
+                    "moved_units_total": band.moved_units_total,
+                    "moved_bytes_total": band.moved_bytes_total,
+                }
+                for band in stage.bands
+            ],
             "stretches": _stretches_as_json(stage),
         }
         for group in statistics.groups

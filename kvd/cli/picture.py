@@ -147,6 +147,7 @@ def _legend(stage: StageStatistics, letters: Sequence[str]) -> list[str]:
         colour = _COLOURS[index % len(_COLOURS)]
         unit = "slots" if band.kind == "state" else "pages"
         span_units = band.span_end_index - band.span_start_index
+        moved = f"; {band.moved_units_total:,} moved so far" if band.moved_units_total else ""
         counts = [
             f"{letter} {band.live_units} live",
             f"{letter.lower()} {span_units - band.live_units - band.pending_units} holes",
@@ -163,10 +164,13 @@ def _legend(stage: StageStatistics, letters: Sequence[str]) -> list[str]:
         lines.append(
             f"{click.style(letter, fg=colour, reverse=True)} {band.name:<{name_width}} "
             f"{mebibytes(span_units * band.unit_bytes):>12}  "
-            f"{', '.join(counts)} {unit} of {band.unit_bytes:,} bytes"
+            f"{', '.join(counts)} {unit} of {band.unit_bytes:,} bytes{moved}"
         )
     lines.append(f"{_SINK_LETTER} {'sink':<{name_width}} {mebibytes(stage.sink_bytes):>12}")
     lines.append(f"{_GAP_LETTER} {'free gaps':<{name_width}} {mebibytes(gap_bytes):>12}")
+    layouts = [f"{name} {count:,}" for name, count in stage.layouts.items() if count]
+    if layouts:
+        lines.append(f"  layouts so far: {', '.join(layouts)}")
     return lines
 
 

@@ -180,8 +180,20 @@ def replay(context: click.Context, /, **given: Any) -> None:
     """Drive a request trace through rank processes and check all bytes.
 
     Every rank writes a pattern of its own into each page it is granted and compares it at
-    intervals, before the page is freed and at the end. Exits with 1 if anything was not as it
+    intervals, before its request is freed and at the end. Exits with 1 if anything was not as it
     should be.
+
+    Where promises lapse, takes that find no room retract requests: those with the fewest generated
+    tokens first, the longest prompt first among equals, and never the last one. They are admitted
+    again and computed again. What a retracted request held is gone when the answer comes, so it is
+    compared by samples only, in which the next victim always is.
+
+    A model with states, a window and full attention has a band in the middle of the arena, which
+    this relocates, in about ten seconds:
+
+    \b
+        kvd replay --preset phi-4-mini-flash --tp 1 --requests 24 --budget 400MiB
+            --chunk 128 --reserve-batches 1 --idle-every 40
     """
     options = Options(**given)
     selection = select_requests(

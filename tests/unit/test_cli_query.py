@@ -36,6 +36,7 @@ DOCUMENT: dict[str, object] = {
                     "arena_bytes": 10_000,
                     "sink_bytes": 100,
                     "log": {"entries": 10, "bytes": 300},
+                    "layouts": {"no_move": 6, "flush_ends": 2, "relayout": 0},
                     "bands": [
                         {
                             "name": "full",
@@ -49,6 +50,11 @@ DOCUMENT: dict[str, object] = {
                             "span_end": 100,
                             "live_units": 30,
                             "hole_units": 10,
+                            "promised_units": 4,
+                            "hard_fixed": [90, 92],
+                            "soft_fixed": [70, 71],
+                            "moved_units_total": 4321,
+                            "moved_bytes_total": 432_100,
                         }
                     ],
                 }
@@ -172,7 +178,20 @@ def test_map_draws_every_stage(socket_path: Path) -> None:
     result = CliRunner().invoke(cli, ["map", "--socket", str(socket_path), "--width", "50"])
 
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[1] == "#" + "." * 29 + "F" * 15 + "f" * 5
+    assert result.output.splitlines()[1] == "#" + "." * 29 + "F" * 15 + "++" + "f" * 3
+
+
+def test_stats_and_map_say_what_moved_and_what_must_not(socket_path: Path) -> None:
+    stats, drawn = (
+        CliRunner().invoke(cli, [command, "--socket", str(socket_path)]).output
+        for command in ("stats", "map")
+    )
+
+    for text in ("stage 0 layouts: no_move 6, flush_ends 2, relayout 0", "[90, 92) ~[70, 71)"):
+        assert text in stats
+    assert "4,321" in stats
+    assert "pages of 100 bytes; 4,321 moved so far" in drawn
+    assert "layouts so far: no_move 6, flush_ends 2" in drawn
 
 
 def test_map_prints_stretches_as_json(socket_path: Path) -> None:
@@ -180,6 +199,20 @@ def test_map_prints_stretches_as_json(socket_path: Path) -> None:
 
     document = json.loads(result.output)
     assert document["schema"] == "kvd.map/1"
+    assert document["stages"][0]["layouts"] == {"no_move": 6, "flush_ends": 2, "relayout": 0}
+    assert document["stages"][0]["bands"] == [
+        {
+            "name": "full",
+            "live_units": 30,
+            "hole_units": 10,
+            "pending_units": 0,
+            "promised_units": 4,
+            "hard_fixed": [90, 92],
+            "soft_fixed": [70, 71],
+            "moved_units_total": 4321,
+            "moved_bytes_total": 432_100,
+        }
+    ]
     assert document["stages"][0]["stretches"][2] == {
         "start_bytes": 6000,
         "end_bytes": 9000,
