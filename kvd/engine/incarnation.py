@@ -6,7 +6,7 @@ difference ends the incarnation: nobody can tell which rank is right.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage
@@ -54,13 +54,13 @@ class BatchRecord:
     end_position: int
 
 
-@dataclass(slots=True)
 class Program:
     """One program's numbering, and the batches that some rank may still send or ask for again."""
 
-    next_index: int = 0
-    idle: bool = False
-    batches: deque[BatchRecord] = field(default_factory=deque[BatchRecord])
+    def __init__(self) -> None:
+        self.next_index = 0
+        self.idle = False
+        self.batches: deque[BatchRecord] = deque()
 
 
 class Incarnation:

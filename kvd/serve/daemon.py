@@ -27,7 +27,13 @@ from kvd.serve.memory import DescriptorKeeper
 from kvd.serve.metrics import start_metrics
 from kvd.serve.observe import Observatory, Published
 from kvd.serve.router import Router
-from kvd.serve.runtime import DaemonLock, clear_socket, prepare_directory, raise_descriptor_limit
+from kvd.serve.runtime import (
+    DaemonLock,
+    admit_other_users,
+    clear_socket,
+    prepare_directory,
+    raise_descriptor_limit,
+)
 from kvd.serve.snapshot import build_document
 from kvd_proto.errors import KvdError
 from kvd_proto.memory import SizingInputs
@@ -110,6 +116,10 @@ class Daemon:
         undo.callback(serve.stats_path.unlink, missing_ok=True)
         self._observatory = Observatory(f"ipc://{serve.stats_path}", self._published)
         undo.callback(self._observatory.close)
+        if serve.allowed_uids:
+            admit_other_users(
+                serve.runtime_dir, (serve.socket_path, serve.stats_path, serve.descriptor_path)
+            )
 
     @property
     def address(self) -> str:

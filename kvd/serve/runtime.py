@@ -16,6 +16,9 @@ from kvd_proto.errors import ErrorCode
 
 DIRECTORY_MODE = 0o700
 SOCKET_UMASK = 0o077
+SHARED_DIRECTORY_MODE = 0o711
+"""Others may pass through, not look around."""
+SHARED_SOCKET_MODE = 0o666
 CLIENTS_COUNT_MAX = 4096
 """Clients at a time: far above eight ranks per stage and a few observers per host."""
 CLIENT_DESCRIPTORS_COUNT = 5
@@ -43,6 +46,20 @@ def prepare_directory(path: Path) -> None:
             f"runtime directory {path} is writable by others (mode "
             f"{stat.S_IMODE(found.st_mode):04o}); it must be 0700"
         )
+
+
+def admit_other_users(directory: Path, sockets: tuple[Path, ...]) -> None:
+    """Let other users reach the sockets; who of them may attach is asked of the kernel.
+
+    Raises ServeError if the modes cannot be set. A ticket is handed out to allowed users alone, and
+    nothing but statistics is answered without one.
+    """
+    try:
+        directory.chmod(SHARED_DIRECTORY_MODE)
+        for path in sockets:
+            path.chmod(SHARED_SOCKET_MODE)
+    except OSError as error:
+        raise ServeError(f"cannot open {directory} to allowed_uids: {error.strerror}") from error
 
 
 def raise_descriptor_limit() -> int:
