@@ -56,7 +56,7 @@ class Growth(NamedTuple):
     grown: Units
     """The rows among them that need pages, and how many each."""
     need: Units
-    page_sum: int
+    page_count: int
     slotless: Units
     wanted: UnitCounts
     """Units to be handed out per band."""
@@ -152,18 +152,18 @@ class RequestTable:
             return NOTHING_GRANTED
         grown, grown_total = rows[crossing], total[crossing]
         if one_each:
-            need, page_sum = self._ones[: grown.size], grown.size
+            need, page_count = self._ones[: grown.size], grown.size
         else:
             beyond = grown_total - columns.capacity_tokens[grown]
             need = (beyond + (self.shape.page_tokens - 1)) // self.shape.page_tokens
-            page_sum = int(need.sum())
-        wanted = self._wanted(page_sum, slotless.size)
+            page_count = int(need.sum())
+        wanted = self._wanted(page_count, slotless.size)
         if self.holdings.uneven_count == 0 and self._within_promise(grown, grown_total):
-            growth = Growth(rows, total, grown, need, page_sum, slotless, wanted, wanted)
+            growth = Growth(rows, total, grown, need, page_count, slotless, wanted, wanted)
         else:
             self._check_length(grown, grown_total)
-            covered = self._covered(grown, need, page_sum, slotless)
-            growth = Growth(rows, total, grown, need, page_sum, slotless, wanted, covered)
+            covered = self._covered(grown, need, page_count, slotless)
+            growth = Growth(rows, total, grown, need, page_count, slotless, wanted, covered)
             if any(growth.excess) and not self.chain.fits(growth.excess):
                 if victims.size == 0:
                     return self._refused(growth)
@@ -205,23 +205,23 @@ class RequestTable:
         grown = rows[crossing]
         beyond = total[crossing] - columns.capacity_tokens[grown]
         need = (beyond + (self.shape.page_tokens - 1)) // self.shape.page_tokens
-        page_sum, slotless = int(need.sum()), self._slotless(rows)
+        page_count, slotless = int(need.sum()), self._slotless(rows)
         return Growth(
             rows,
             total,
             grown,
             need,
-            page_sum,
+            page_count,
             slotless,
-            self._wanted(page_sum, slotless.size),
-            self._covered(grown, need, page_sum, slotless),
+            self._wanted(page_count, slotless.size),
+            self._covered(grown, need, page_count, slotless),
         )
 
-    def _wanted(self, page_sum: int, slot_sum: int) -> UnitCounts:
+    def _wanted(self, page_count: int, slot_sum: int) -> UnitCounts:
         state_index = self.chain.state_index
         return tuple(
             [
-                slot_sum if index == state_index else page_sum
+                slot_sum if index == state_index else page_count
                 for index in range(len(self.chain.bands))
             ]
         )
@@ -234,13 +234,13 @@ class RequestTable:
         reach = columns.computed_tokens[grown] + columns.reach_tokens[grown]
         return not np.count_nonzero(total > reach)
 
-    def _covered(self, grown: Units, need: Units, page_sum: int, slotless: Units) -> UnitCounts:
+    def _covered(self, grown: Units, need: Units, page_count: int, slotless: Units) -> UnitCounts:
         """Return the units per band that the rows' own promises cover."""
         covered: list[int] = []
         for index in range(len(self.chain.bands)):
             if index == self.chain.state_index:
                 covered.append(self.holdings.owed(index, slotless))
-            elif page_sum == 0:
+            elif page_count == 0:
                 covered.append(0)
             else:
                 covered.append(int(np.minimum(need, self.holdings.spare(index, grown)).sum()))
@@ -262,20 +262,20 @@ class RequestTable:
             slot_virtual, slot_physical = self.chain.take_slots(growth.slotless.size)
             columns.slot[growth.slotless] = slot_virtual
         slots = (growth.slotless, slot_virtual, slot_physical)
-        if growth.page_sum == 0:
+        if growth.page_count == 0:
             return Grant(_NONE, [], moves, _NONE, _NONE, _NONE, [], *slots)
         first = columns.page_count[grown]
-        if growth.page_sum == grown.size:
+        if growth.page_count == grown.size:
             page_rows, places = grown, first
         else:
             run, places = ragged(first, need)
             page_rows = grown[run]
-        virtual, physical = self.chain.take_pages(growth.page_sum)
+        virtual, physical = self.chain.take_pages(growth.page_count)
         columns.pages[page_rows, places] = virtual
-        page_count = first + need
-        columns.page_count[grown] = page_count
+        counts = first + need
+        columns.page_count[grown] = counts
         # Capacity ends at the context, so that a last page with room to spare hides no crossing.
-        capacity = page_count * self._page_tokens[: grown.size]
+        capacity = counts * self._page_tokens[: grown.size]
         columns.capacity_tokens[grown] = np.minimum(capacity, self.context_tokens)
         return Grant(_NONE, [], moves, page_rows, places, virtual, physical, *slots)
 

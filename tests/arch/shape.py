@@ -20,7 +20,8 @@ STATE_OWNERS = ("Band", "ChainAllocator", "KvEngine", "Session")
 """The few classes that change: even as data classes, because their methods alone change them."""
 
 UNIT_NAME = re.compile(
-    r"(^|_)(bytes|pages|tokens|units|slots|count|index|rank|ms)(_(min|max|total))?$"
+    r"(^|_)(bytes|pages|tokens|units|slots|batches|moves|count|index|permille|rank|ms)"
+    r"(_(min|max|total))?$"
 )
 IDENTIFYING_NAME = re.compile(
     r"(^|_)(id|version|epoch|token|ticket|incarnation|position|step|program|stage|band|request"
