@@ -38,11 +38,11 @@ class ArenaBytes:
             for source, destination in reversed(pairs) if len(pairs) % 2 else pairs:
                 self._cells(index, destination)[:] = self._cells(index, source)
 
-    def grant(self, grant: Grant) -> None:
-        """Carry out a take: its moves, then what it handed out."""
-        self.move(grant.moves)
-        for index, units in zip(self.chain.token_indices, grant.physical, strict=False):
-            self.write(index, grant.virtual, units)
+    def hand_out(self, grant: Grant) -> None:
+        """Write what a take handed out; its moves come first."""
+        if grant.physical:
+            for index, units in zip(self.chain.token_indices, grant.physical, strict=True):
+                self.write(index, grant.virtual, units)
         if grant.slot_rows.size:
             assert self.chain.state_index is not None
             self.write(self.chain.state_index, grant.slot_virtual, grant.slot_physical)
