@@ -1,7 +1,7 @@
 """Admission: what one request is told, in the order that matters.
 
 1. FITS, whole: some layout holds what is live, promised and asked.
-2. UNSCHEDULABLE: it fits no empty arena, so waiting is pointless.
+2. UNSCHEDULABLE: it fits no empty arena in chunks of any length, so waiting is pointless.
 3. WAIT: something outstanding will give memory back, and it is named.
 4. FITS with a smaller chunk: nothing is outstanding, so the shortage is permanent and a smaller
    transient is the only way. A chunk is never shrunk under pressure that will pass: a long prompt
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvd.alloc.chain import Shortage, UnitCounts
 from kvd.alloc.clip import chunk_search, memory_clip
-from kvd.alloc.demand import RequestShape, request_demand
+from kvd.alloc.demand import RequestShape, cut_grid_tokens, request_demand
 from kvd.alloc.purpose import DemandPurpose
 from kvd.alloc.requests import RequestTable
 from kvd.alloc.window import WindowMode
@@ -64,16 +64,14 @@ class AdmissionPass:
                 Verdict.UNSCHEDULABLE, shortage=_too_long(total_tokens, table.context_tokens)
             )
         shape = RequestShape(prompt_tokens=prompt_tokens, new_tokens=new_tokens_max)
-        new_tokens = memory_clip(
-            table.shape,
-            shape,
-            mode=MODE,
-            chunk_tokens=chunk_tokens,
-            fits_empty=table.chain.fits_empty,
-        )
+        shortest_tokens = min(chunk_tokens, cut_grid_tokens(table.shape, MODE))
+        new_tokens = self._clip(shape, chunk_tokens)
+        if new_tokens is None:
+            new_tokens = self._clip(shape, shortest_tokens)
         if new_tokens is None:
             table.names.refuse(request)
-            return Admission(Verdict.UNSCHEDULABLE, shortage=self._never_fits(shape, chunk_tokens))
+            shortage = self._never_fits(shape, shortest_tokens)
+            return Admission(Verdict.UNSCHEDULABLE, shortage=shortage)
         shape = RequestShape(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
         chunk = self._chunk_that_fits(shape, chunk_tokens)
         if chunk is not None and len(table.rows.free):
@@ -92,6 +90,16 @@ class AdmissionPass:
             return Admission(Verdict.UNSCHEDULABLE, 0, new_tokens, shortage=shortage)
         table.names.wait(request)
         return Admission(Verdict.WAIT, 0, new_tokens, shortage=shortage)
+
+    def _clip(self, shape: RequestShape, chunk_tokens: int) -> int | None:
+        """Return the new tokens that an empty arena grants the prompt in such chunks, or None."""
+        return memory_clip(
+            self._table.shape,
+            shape,
+            mode=MODE,
+            chunk_tokens=chunk_tokens,
+            fits_empty=self._table.chain.fits_empty,
+        )
 
     def _chunk_that_fits(self, shape: RequestShape, chunk_tokens: int) -> int | None:
         """Return the chunk asked if the whole demand fits, else a smaller one if nobody leaves."""
