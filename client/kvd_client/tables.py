@@ -5,7 +5,7 @@ copy changes when effects are enqueued, so it says what the arena will say when 
 launch runs, and reading it needs no synchronisation.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,17 @@ from kvd_proto.memory import Lifetime, StoragePlan
 from kvd_proto.outcomes import NO_COLUMN, Outcome, WriteMap, WriteRows, WriteSlots
 
 SINK: Final = 0
+
+
+class TokenPages(NamedTuple):
+    """Tokens of several rows end to end: where each one stands, and the page it is on."""
+
+    rows: Int64s
+    positions: Int64s
+    virtual: Int32s
+    offsets: Int64s
+    """Place of the token on its page."""
+    indptr: Int64s
 
 
 class TableMirror:
@@ -61,33 +72,42 @@ class TableMirror:
             raise UsageError(f"no token band {name!r}; this plan has {names}")
         return index
 
-    def write_slots(self, band_index: int, rows: Int64s, starts: Int64s, ends: Int64s) -> Ragged:
-        """Return where tokens ``[start, end)`` of each row lie in a band.
-
-        Raises KvdClientError if the owner has no page for one of them: a write there would be lost.
-        """
+    def tokens(self, rows: Int64s, starts: Int64s, ends: Int64s) -> TokenPages:
+        """Return the tokens ``[start, end)`` of each row, end to end."""
         counts = ends - starts
         if np.count_nonzero(counts == 1) == len(counts):
             indptr = self._count_up(len(counts) + 1)
-            tokens, flat = starts, rows * self._row_pages
+            positions = starts
         else:
             indptr = _edges(counts)
-            iota = self._count_up(int(indptr[-1]))
-            tokens = iota + np.repeat(starts - indptr[:-1], counts)
-            flat = np.repeat(rows * self._row_pages, counts)
-        pages, offsets = self._split(tokens)
-        physical = self._maps[band_index][self._places[flat + pages]]
+            positions = self._count_up(int(indptr[-1])) + np.repeat(starts - indptr[:-1], counts)
+            rows = np.repeat(rows, counts)
+        pages, offsets = self._split(positions)
+        virtual = self._places[rows * self._row_pages + pages]
+        return TokenPages(rows, positions, virtual, offsets, indptr)
+
+    def slots(self, band_index: int, tokens: TokenPages) -> Int64s:
+        """Return where tokens lie in a band: page times the page's tokens, plus the offset.
+
+        Raises KvdClientError if the owner has no page for one of them: a write there would be lost.
+        """
+        physical = self._maps[band_index][tokens.virtual]
         plan = self._plans[band_index]
         if plan.lifetime == Lifetime.FULL and np.count_nonzero(physical) != len(physical):
             lost = int((physical == SINK).nonzero()[0][0])
             raise KvdClientError(
-                f"tables.write_bound: token {int(tokens[lost])} of row "
-                f"{int(flat[lost]) // self._row_pages} has no page in band {plan.name!r}",
+                f"tables.write_bound: token {int(tokens.positions[lost])} of row "
+                f"{int(tokens.rows[lost])} has no page in band {plan.name!r}",
                 code=ErrorCode.INVARIANT,
             )
         physical *= self._page_tokens
-        physical += offsets
-        return Ragged(physical, indptr.astype(np.int32))
+        physical += tokens.offsets
+        return physical
+
+    def write_slots(self, band_index: int, rows: Int64s, starts: Int64s, ends: Int64s) -> Ragged:
+        """Return where tokens ``[start, end)`` of each row lie in a band; see `slots`."""
+        tokens = self.tokens(rows, starts, ends)
+        return Ragged(self.slots(band_index, tokens), tokens.indptr.astype(np.int32))
 
     def pages(self, rows: Int64s, lengths: Int64s) -> tuple[Int32s, Int64s]:
         """Return the virtual pages of each row's tokens end to end, and where each row's begin."""
@@ -96,6 +116,10 @@ class TableMirror:
         flat = np.repeat(rows * self._row_pages - indptr[:-1], counts)
         flat += self._count_up(len(flat))
         return self._places[flat], indptr
+
+    def physical(self, band_index: int, virtual: Int32s) -> Int64s:
+        """Return a band's physical pages of virtual ones; what is not bound in it reads 0."""
+        return self._maps[band_index][virtual]
 
     def page_table(self, band_index: int, rows: Int64s, lengths: Int64s) -> Ragged:
         """Return each row's physical pages in a band; what slid out or is not bound reads 0."""
