@@ -62,6 +62,7 @@ def rank() -> Iterator[SmallRank]:
         (WriteRows(0, 1, 2), [[1], [6], [1]], r"place in a row 6 is not within \[0, 6\)"),
         (WriteRows(0, 1, 2), [[1], [0], [96]], r"virtual page 96 is not within \[0, 96\)"),
         (WriteRows(0, 1, 2), [[1, 2], [0], [1]], "2 rows and 1 places"),
+        (WriteRows(0, 1, 2), [[1], [0], [1, 2]], "with 2 pages"),
         (WriteSlots(0, 1), [[1], [10]], r"state slot id 10 is not within \[0, 10\)"),
         (Move(FULL, 0, 1), [[9], [10, 11]], "1 units cannot move to 2 places"),
         (Move(FULL, 0, 1), [[9, 10], [10, 11]], "source and target"),

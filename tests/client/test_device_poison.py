@@ -14,7 +14,7 @@ from kvd.testing.small_rank import (
 from kvd_client.device.apply import Applier
 from kvd_client.device.host.device import HostDevice
 from kvd_client.device.host.stream import HostStream
-from kvd_client.device.port import Commands, Event, IntArray, Memory
+from kvd_client.device.port import Commands, Event, IntArray, Memory, RowTable
 from kvd_client.errors import DeviceError, PoisonedError
 from kvd_proto.outcomes import (
     ClearSlots,
@@ -81,6 +81,12 @@ class FaultyCommands:
             offset_bytes=offset_bytes, entry_count=entry_count, indices=indices, values=values
         )
 
+    def write_rows(
+        self, *, table: RowTable, rows: IntArray, places: IntArray, pages: IntArray
+    ) -> None:
+        self._fault.pass_through()
+        self.inner.write_rows(table=table, rows=rows, places=places, pages=pages)
+
     def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:
         self._fault.pass_through()
         self.inner.write_words(offset_bytes=offset_bytes, values=values)
@@ -130,8 +136,8 @@ EVERYTHING = outcome(
     [WriteSlots(2, 2), Move(FULL, 0, 4), ClearSlots(4), ResetRows(2)],
     columns=[[20], [5], [1], [0], [30]],
 )
-DEVICE_CALLS = 15
-"""Two lists of commands, ten commands, two submissions and a wait for EVERYTHING."""
+DEVICE_CALLS = 14
+"""Two lists of commands, nine commands, two submissions and a wait for EVERYTHING."""
 
 
 def apply_everything(rank: SmallRank, fault: Fault) -> Applier:

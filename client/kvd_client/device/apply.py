@@ -20,6 +20,7 @@ from kvd_client.device.assembly import (
     LaunchWork,
     WaitFor,
     decode_columns,
+    row_table,
     state_band,
 )
 from kvd_client.device.port import Device, Event, Memory, Stream
@@ -89,6 +90,7 @@ class Applier:
         self._device = device
         self._memory = memory
         self._plan = plan
+        self._row_table = row_table(plan)
         self._stream = stream
         self._applied = Position(applied)
         self._segment_start_index = segment_start_index
@@ -226,7 +228,13 @@ class Applier:
         columns: Sequence[Columns] | None,
     ) -> Assembly:
         """Return everything to enqueue, checked; nothing is enqueued yet."""
-        assembly = Assembly(self._device, self._memory, self._plan, self._launch_work)
+        assembly = Assembly(
+            self._device,
+            self._memory,
+            self._plan,
+            row_table=self._row_table,
+            launch_work=self._launch_work,
+        )
         start_index = self._segment_start_index
         if columns is None:
             columns = decode_columns(outcomes)

@@ -10,7 +10,7 @@ from typing import Final, assert_never
 
 import numpy as np
 
-from kvd_client.device.port import Commands, Device, Event, IntArray, Memory
+from kvd_client.device.port import Commands, Device, Event, IntArray, Memory, RowTable
 from kvd_client.errors import ReplyError
 from kvd_proto.memory import BandPlan, Lifetime, StoragePlan
 from kvd_proto.outcomes import (
@@ -158,11 +158,18 @@ class Assembly:
     """Commands and waits of one reply, in order, and what it leaves to the next launch."""
 
     def __init__(
-        self, device: Device, memory: Memory, plan: StoragePlan, launch_work: LaunchWork
+        self,
+        device: Device,
+        memory: Memory,
+        plan: StoragePlan,
+        *,
+        row_table: RowTable,
+        launch_work: LaunchWork,
     ) -> None:
         self._device = device
         self._memory = memory
         self._plan = plan
+        self._row_table = row_table
         self._columns = NO_COLUMNS
         self._commands = device.commands(memory)
         self._clear_slots = [launch_work.clear_slots]
@@ -236,18 +243,11 @@ class Assembly:
         rows = self._rows(effect.rows)
         places = self._columns.within(effect.places, 0, plan.row_pages, "place in a row")
         pages = self._columns.within(effect.virtual, 0, plan.virtual_page_count, "virtual page")
-        if len(rows) != len(places):
-            raise ReplyError(f"{len(rows)} rows and {len(places)} places do not pair up")
-        table = plan.region.request_table
-        self._write(
-            table.offset_bytes,
-            table.row_count * table.column_count,
-            rows * plan.row_pages + places,
-            pages,
-        )
-        # The pages of a row come in ascending places, so the last one says how far it reaches.
-        lengths = plan.region.row_lengths
-        self._write(lengths.offset_bytes, lengths.row_count, rows, (places + 1) * plan.page_tokens)
+        if not len(rows) == len(places) == len(pages):
+            raise ReplyError(
+                f"{len(rows)} rows and {len(places)} places do not pair up with {len(pages)} pages"
+            )
+        self._commands.write_rows(table=self._row_table, rows=rows, places=places, pages=pages)
 
     def _write_slots(self, effect: WriteSlots) -> None:
         table = self._plan.region.state_table
@@ -336,6 +336,18 @@ class Assembly:
         if band is None:
             raise ReplyError("slots are to be cleared, but the plan has no state band")
         return band
+
+
+def row_table(plan: StoragePlan) -> RowTable:
+    """Return the tables that pages of requests are written to."""
+    table, lengths = plan.region.request_table, plan.region.row_lengths
+    return RowTable(
+        pages_offset_bytes=table.offset_bytes,
+        lengths_offset_bytes=lengths.offset_bytes,
+        row_count=table.row_count,
+        row_pages=plan.row_pages,
+        page_tokens=plan.page_tokens,
+    )
 
 
 def state_band(plan: StoragePlan) -> BandPlan | None:

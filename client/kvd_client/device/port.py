@@ -9,6 +9,7 @@ byte 0 of a mapping and need 64 bits.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -61,6 +62,17 @@ class Memory(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTable:
+    """Two tables of int32 that belong together: the pages of each row, and its length."""
+
+    pages_offset_bytes: int
+    lengths_offset_bytes: int
+    row_count: int
+    row_pages: int
+    page_tokens: int
+
+
 class Commands(Protocol):
     """Work on one memory, collected in order, to be enqueued as one piece.
 
@@ -88,6 +100,20 @@ class Commands(Protocol):
         self, *, offset_bytes: int, entry_count: int, indices: IntArray, values: IntArray
     ) -> None:
         """Write entries of a table of int32; an index that occurs twice gets the last value."""
+        ...
+
+    def write_rows(
+        self,
+        *,
+        table: "RowTable",
+        rows: IntArray,
+        places: IntArray,
+        pages: IntArray,
+    ) -> None:
+        """Write pages into rows of a request table, and how many tokens each row now reaches.
+
+        The places of a row ascend, so its last one says how far the row reaches.
+        """
         ...
 
     def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvd_client.device.host.memory import ByteArray, HostMemory
-from kvd_client.device.port import IntArray
+from kvd_client.device.port import IntArray, RowTable
 from kvd_client.errors import DeviceError
 
 SMALL_BYTES: Final = 1 << 16
@@ -74,6 +74,19 @@ class HostCommands:
         if len(indices):
             self._steps.append((_write_int32, (table, indices, values)))
 
+    def write_rows(
+        self, *, table: RowTable, rows: IntArray, places: IntArray, pages: IntArray
+    ) -> None:
+        """Write pages into rows of a request table, and how many tokens each row now reaches."""
+        cells = self._memory.table(table.pages_offset_bytes, table.row_count * table.row_pages)
+        lengths = self._memory.table(table.lengths_offset_bytes, table.row_count)
+        if not len(rows) == len(places) == len(pages):
+            raise DeviceError(
+                f"{len(rows)} rows and {len(places)} places cannot hold {len(pages)} pages"
+            )
+        if len(rows):
+            self._steps.append((_write_rows, (cells, lengths, table, rows, places, pages)))
+
     def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:
         """Write two uint64 words in one store of 16 bytes."""
         end_bytes = offset_bytes + _WORDS.size
@@ -116,6 +129,18 @@ def _move_units(grid: npt.NDArray[Any], sources: IntArray, destinations: IntArra
 
 def _write_int32(table: npt.NDArray[np.int32], indices: IntArray, values: IntArray) -> None:
     table[indices] = values
+
+
+def _write_rows(
+    cells: npt.NDArray[np.int32],
+    lengths: npt.NDArray[np.int32],
+    table: RowTable,
+    rows: IntArray,
+    places: IntArray,
+    pages: IntArray,
+) -> None:
+    cells[rows * table.row_pages + places] = pages
+    lengths[rows] = (places + 1) * table.page_tokens
 
 
 def _write_words(target: memoryview, words: bytes) -> None:
