@@ -61,6 +61,8 @@ class BandStatistics:
     live_units: int
     hole_units: int
     promised_units: int
+    fixed_units: int
+    """Units of the extents that may not move, or not yet."""
     virtual_free_count: int
     absorbed_units_total: int
     taken_units_total: int
@@ -322,6 +324,9 @@ class Band:
             live_units=self.live_units,
             hole_units=self.hole_units,
             promised_units=self.promised_units,
+            fixed_units=sum(
+                high - low for low, high in filter(None, (self.hard_fixed, self.soft_fixed))
+            ),
             virtual_free_count=0 if self.free_ids is None else len(self.free_ids),
             absorbed_units_total=self.absorbed_units_total,
             taken_units_total=self.taken_units_total,
