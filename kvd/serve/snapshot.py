@@ -137,6 +137,7 @@ def _band(band: BandStatistics, plan: BandPlan) -> Document:
         "live_units": band.live_units,
         "hole_units": band.hole_units,
         "promised_units": band.promised_units,
+        "fixed_units": band.fixed_units,
         "virtual_free": band.virtual_free_count,
         "absorbed_units_total": band.absorbed_units_total,
         "taken_units_total": band.taken_units_total,
