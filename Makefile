@@ -9,13 +9,14 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help venv demo test test-fast check format clean
+.PHONY: help venv demo test test-fast sweep-cpu check format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       replay a real request trace through a daemon and check every byte"
-	@echo "make test       all tests that need no GPU"
+	@echo "make test       all tests that need neither a GPU nor minutes"
 	@echo "make test-fast  the same without those that take longer than a second"
+	@echo "make sweep-cpu  the long sweeps, which take a quarter of an hour and more"
 	@echo "make check      ruff, mypy, pyright and the architecture rules"
 	@echo "make format     let ruff format and sort the imports"
 	@echo "make venv       make or update the environment in $(VENV)"
@@ -38,10 +39,13 @@ demo: venv
 	$(BIN)/kvd replay --demo
 
 test: venv
-	$(BIN)/python -m pytest -q -m "not gpu"
+	$(BIN)/python -m pytest -q -m "not gpu and not sweep"
 
 test-fast: venv
-	$(BIN)/python -m pytest -q -m "not gpu and not slow"
+	$(BIN)/python -m pytest -q -m "not gpu and not slow and not sweep"
+
+sweep-cpu: venv
+	$(BIN)/python -m pytest -q -m sweep --timeout=0 --durations=0
 
 check: venv
 	$(BIN)/ruff check .

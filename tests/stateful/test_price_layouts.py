@@ -73,7 +73,7 @@ def test_every_answer_equals_trying_everything_and_every_layout_can_be_carried_o
     _check_batch(batch, CASES_PER_BATCH)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("batch", range(1, 1 + SLOW_BATCHES))
 def test_two_hundred_thousand_cases_more(batch: int) -> None:
     _check_batch(batch, SLOW_CASES_PER_BATCH)

@@ -139,6 +139,6 @@ TestRequests = RequestMachine.TestCase
 TestRequests.settings = _settings(40, 40)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 class TestRequestsForLong(RequestMachine.TestCase):
     settings = _settings(400, 80)

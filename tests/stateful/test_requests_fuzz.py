@@ -178,7 +178,7 @@ def test_short_lives_meet_every_verdict_relocation_and_retraction() -> None:
     assert not [name for name in RARE if not seen[name]], seen
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("first_seed", range(1000, 1400, 40))
 def test_long_lives_leave_nothing_behind(first_seed: int) -> None:
     seen: Counter[str] = Counter()
