@@ -51,7 +51,8 @@ class BandStatistics(msgspec.Struct, frozen=True, kw_only=True):
     movable: bool = True
     moved_units_total: int = 0
     moved_bytes_total: int = 0
-    move_batches_total: int = 0
+    move_count_total: int = msgspec.field(name="move_batches_total", default=0)
+    """Times that some units were moved, as many as then had to."""
     available_estimate_units: int = msgspec.field(name="available_units_estimate", default=0)
     """Roughly how many more units it could take; for people only."""
 

@@ -20,7 +20,7 @@ from kvd.setting import parse_bytes
 from kvd.testing.local import LocalDaemon
 from kvd.testing.messages import RankProgress
 from kvd.testing.painter import Corruption
-from kvd.testing.passes import WorkloadLimits, WorkloadRequest
+from kvd.testing.passes import Permille, WorkloadLimits, WorkloadRequest
 from kvd.testing.processes import ending_of
 from kvd.testing.replay import ReplayOutcome, ReplaySpec, run_replay
 from kvd.testing.report import ReplayReport
@@ -42,10 +42,10 @@ CHUNK_TOKENS: Final = 512
 PROMPT_TOKENS: Final = 2048
 """Prompt tokens per step over all requests: four chunks."""
 ASKED_COUNT: Final = 4
-RESERVE_BATCHES: Final = 16
+RESERVE_BATCH_COUNT: Final = 16
 """Promises lapse soon after a request was let in, so that more are let in than can all grow to
 their full length: what makes an arena fill up, move its pages, and end some requests early."""
-GROWTH_PERMILLE: Final = 0
+GROWTH_PERMILLE: Final = Permille(0)
 IDLE_STEP_COUNT: Final = 0
 SAMPLE_STEP_COUNT: Final = 32
 SAMPLE_REQUEST_COUNT: Final = 2
@@ -53,6 +53,14 @@ DEADLINE_MS: Final = 30_000
 
 MAP_WIDTH_CELLS: Final = 100
 EXIT_FOUND: Final = 1
+
+EPILOG: Final = """A model with states, a window and full attention has a band in the middle of the
+arena. It is relocated, and everything else happens too, within some ten seconds, in
+
+\b
+    kvd replay --preset phi-4-mini-flash --tp 1 --requests 24
+        --budget 400MiB --chunk 128 --reserve-batches 1 --idle-every 40
+"""
 
 _CORRUPTION: Final = re.compile(r"(\d+)(?::(\w+)(?::(\d+)(:moved)?)?)?", re.ASCII)
 
@@ -73,8 +81,8 @@ class Options:
     page_tokens: int | None
     chunk_tokens: int
     running_count: int
-    reserve_batches: int
-    growth_permille: int
+    reserve_batch_count: int
+    growth_permille: Permille
     idle_step_count: int
     seed_index: int
     socket_path: Path | None
@@ -82,7 +90,7 @@ class Options:
     as_json: bool
 
 
-@click.command()
+@click.command(epilog=EPILOG)
 @click.option("--demo", is_flag=True, help="Run the defaults, with a word on what they are.")
 @click.option("--preset", metavar="NAME", help=f"A packaged model shape ({PRESET}).")
 @click.option(
@@ -137,10 +145,11 @@ class Options:
 )
 @click.option(
     "--reserve-batches",
+    "reserve_batch_count",
     type=click.IntRange(0),
-    default=RESERVE_BATCHES,
+    default=RESERVE_BATCH_COUNT,
     help="Batches after which an admitted request's promise lapses, 0: never "
-    f"({RESERVE_BATCHES}). Then takes may find no room, and retract.",
+    f"({RESERVE_BATCH_COUNT}). Then takes may find no room, and retract.",
 )
 @click.option(
     "--growth",
@@ -187,13 +196,6 @@ def replay(context: click.Context, /, **given: Any) -> None:
     tokens first, the longest prompt first among equals, and never the last one. They are admitted
     again and computed again. What a retracted request held is gone when the answer comes, so it is
     compared by samples only, in which the next victim always is.
-
-    A model with states, a window and full attention has a band in the middle of the arena, which
-    this relocates, in about ten seconds:
-
-    \b
-        kvd replay --preset phi-4-mini-flash --tp 1 --requests 24 --budget 400MiB
-            --chunk 128 --reserve-batches 1 --idle-every 40
     """
     options = Options(**given)
     selection = select_requests(
@@ -256,7 +258,7 @@ def _spec(options: Options, selection: Selection) -> ReplaySpec:
             sample_step_count=SAMPLE_STEP_COUNT,
             sample_request_count=SAMPLE_REQUEST_COUNT,
             seed_index=options.seed_index,
-            reserve_batches=options.reserve_batches,
+            reserve_batch_count=options.reserve_batch_count,
             growth_permille=options.growth_permille,
             idle_step_count=options.idle_step_count,
         ),
@@ -336,10 +338,14 @@ def _introduce(options: Options, selection: Selection) -> None:
         click.echo(
             "Each rank is a process that writes its own pattern into the pages it is granted and "
             "checks every byte\nbefore its request is freed. The memory does not hold all "
-            "requests, so they wait for one another; and as their\npromises lapse after "
-            f"{options.reserve_batches} batches, pages are moved to make room, and some requests "
-            "are retracted."
+            "requests, so they wait for one another."
         )
+        if options.reserve_batch_count:
+            click.echo(
+                f"A request's promise lapses after {options.reserve_batch_count} batches, so more "
+                "are let in than can all grow to\ntheir full length: pages are moved to make room, "
+                "and some requests are retracted and served again."
+            )
 
 
 @contextmanager

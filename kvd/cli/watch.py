@@ -73,7 +73,7 @@ def _motion(stage: StageStatistics) -> StageMotion:
                 is_float=band.chain_kind == "float",
                 moved_units=band.moved_units_total,
                 moved_bytes=band.moved_bytes_total,
-                batches_count=band.move_batches_total,
+                batches_count=band.move_count_total,
             )
             for band in stage.bands
         ),

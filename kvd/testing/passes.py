@@ -1,11 +1,14 @@
 """What the scheduler of a replay is given, asks for, is told, and has done."""
 
 from dataclasses import dataclass
+from typing import NewType
 
 import msgspec
 
 from kvd_proto.outcomes import Refusal
 from kvd_proto.scalars import RequestId
+
+Permille = NewType("Permille", int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +45,9 @@ class WorkloadLimits:
     """Live requests in a sample."""
     seed_index: int
     """Chooses the samples."""
-    reserve_batches: int = 0
+    reserve_batch_count: int = 0
     """Batches after which a promise lapses; 0: with its request."""
-    growth_permille: int = 0
+    growth_permille: Permille = Permille(0)
     """What of the growth of lapsed requests an admission leaves room for."""
     idle_step_count: int = 0
     """After every so many steps the engine has nothing to launch for one pass; 0: never."""
@@ -52,7 +55,7 @@ class WorkloadLimits:
     @property
     def oversubscribes(self) -> bool:
         """Return whether a take may find no room, and must name victims."""
-        return self.reserve_batches > 0
+        return self.reserve_batch_count > 0
 
 
 class Pass(msgspec.Struct, frozen=True):

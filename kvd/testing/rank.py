@@ -230,7 +230,7 @@ class _Scheduler(_Runner):
                 new_tokens_max=[request.output_tokens for request in asked.asks],
                 take_tokens=asked.ask_tokens,
                 chunk_tokens=self.spec.limits.chunk_tokens_max,
-                reserve_batches=self.spec.limits.reserve_batches,
+                reserve_batches=self.spec.limits.reserve_batch_count,
                 growth_permille=self.spec.limits.growth_permille,
             )
             if not (asked.decoding or asked.chunks or asked.asks):

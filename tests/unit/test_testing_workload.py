@@ -32,7 +32,7 @@ def limits(
         sample_step_count=sample,
         sample_request_count=2,
         seed_index=7,
-        reserve_batches=reserve,
+        reserve_batch_count=reserve,
         idle_step_count=idle,
     )
 
