@@ -166,18 +166,36 @@ def test_a_virtual_page_out_of_range_reads_as_the_sink_on_the_device(
 ) -> None:
     made = read_ids(kv, device=True)
     admit(kv, {1: 9})
-    kv.stream.synchronize(5_000)
-    plan = kv.plan.region.request_table
-    flat = np.frombuffer(
-        kv.memory.buffer, "<i4", plan.row_count * plan.column_count, plan.offset_bytes
-    )
-    flat[int(kv.rows([1])[0]) * plan.column_count + 1] = stray
+    overwrite_place(kv, request=1, place=1, page=stray)
 
     resolve(kv, made, [1])
 
     pages = as_list(made.indices("full"))[:3]
     assert pages[1] == 0
     assert all(pages[::2])
+
+
+def test_places_behind_a_rows_end_are_never_read_even_if_they_name_a_bound_page(
+    kv: Client,
+) -> None:
+    made = read_ids(kv, device=True)
+    admit(kv, {1: 5, 2: 16})
+    overwrite_place(kv, request=1, place=2, page=int(kv.virtual_pages([2]).values[0]))
+
+    resolve(kv, made, [1])
+
+    assert np.count_nonzero(as_list(made.block_table("full"))) == 2
+    assert np.count_nonzero(as_list(made.indices("full"))) == 2
+
+
+def overwrite_place(kv: Client, *, request: int, place: int, page: int) -> None:
+    """Write into the arena's request table behind everybody's back."""
+    kv.stream.synchronize(5_000)
+    plan = kv.plan.region.request_table
+    flat = np.frombuffer(
+        kv.memory.buffer, "<i4", plan.row_count * plan.column_count, plan.offset_bytes
+    )
+    flat[int(kv.rows([request])[0]) * plan.column_count + place] = page
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
