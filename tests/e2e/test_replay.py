@@ -200,6 +200,24 @@ def test_two_kinds_are_served_by_flushing_ends_alone(connect: Options) -> None:
     assert document["layouts"]["relayout"] == document["relocations"] == 0
 
 
+def test_answers_are_cut_to_what_an_arena_near_the_floor_can_ever_hold(connect: Options) -> None:
+    document = replayed(*connect, *SMALL, "--budget", "10MiB", "--chunk", "384")
+
+    assert document["requests"] == 24
+    assert document["clipped"] > 0
+    assert document["unschedulable"] == []
+    assert document["findings"] == []
+
+
+def test_prompts_that_no_empty_arena_holds_are_given_up_and_named(connect: Options) -> None:
+    document = replayed(*connect, *SMALL, "--budget", "8MiB", "--chunk", "384")
+
+    given_up = document["unschedulable"]
+    assert len(given_up) == document["verdicts"]["UNSCHEDULABLE"] > 0
+    assert document["requests"] == 24 - len(given_up)
+    assert document["findings"] == []
+
+
 def test_idle_passes_draw_frontiers_back_where_no_take_needs_it(connect: Options) -> None:
     document = replayed(*connect, *SMALL, "--idle-every", "8")
 
