@@ -45,15 +45,19 @@ def read_admit(operation: Admit, table: RequestTable) -> AdmitArguments:
     ):
         if not 0 <= value <= value_max:
             raise OperationError(f"admit.{what} is {value}; 0 to {value_max} is allowed")
-    previous = 0
+    highest = table.names.highest_id
+    seen: dict[int, None] = {}
     for request in ids:
         table.names.check_new(request)
-        if request <= previous:
+        is_new = not table.names.waits(request)
+        if request in seen or (is_new and request < highest):
             raise OperationError(
-                f"admit.requests has {request} after {previous}; ids ascend",
+                f"admit.requests has {request} after {max(seen)}; new ids ascend, none is named "
+                f"twice",
                 code=ErrorCode.BAD_REQUEST_ID,
             )
-        previous = request
+        seen[request] = None
+        highest = max(highest, request)
     table.names.check_waiting_room(ids)
     takes = None
     if operation.take_tokens:

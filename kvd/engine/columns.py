@@ -5,6 +5,8 @@ import numpy as np
 from kvd.alloc.band import Units
 from kvd_proto.outcomes import NO_COLUMN, Column
 
+_INT32 = np.dtype("<i4")
+
 
 class ColumnBuilder:
     """Collects arrays and lays them end to end as little-endian int32."""
@@ -31,4 +33,4 @@ class ColumnBuilder:
         parts = self._parts
         if not parts:
             return b""
-        return np.concatenate(parts, dtype="<i4", casting="unsafe").tobytes()
+        return np.concatenate(parts, dtype=_INT32, casting="unsafe").tobytes()

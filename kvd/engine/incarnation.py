@@ -20,6 +20,7 @@ from kvd_proto.codec import (
     decode_operation,
     digest_of,
     encode,
+    join_reply,
     split_batch,
 )
 from kvd_proto.control import WhatIf, WhatIfReply
@@ -51,7 +52,10 @@ class BatchRecord:
     end_index: int
     body: bytes
     rank: int
+    start_position: int
     end_position: int
+    reply: bytes
+    """The reply to a rank that had applied everything before the batch."""
 
 
 class Program:
@@ -91,7 +95,6 @@ class Incarnation:
         self._programs: dict[int, Program] = {}
         self._facts: dict[tuple[int, bytes], None] = {}
         self._own: list[IncarnationEnd] = []
-        self._last_reply: tuple[int, int, bytes] = (-1, -1, b"")
 
     # ---- batches --------------------------------------------------------------------------------
 
@@ -115,6 +118,9 @@ class Incarnation:
             )
         else:
             record = self._compare_batch(state, program=program, rank=rank, index=index, body=body)
+        self.given[rank] = max(self.given[rank], record.end_position)
+        if self.applied[rank] == record.start_position:
+            return record.end_index, record.reply
         return record.end_index, self._reply(rank, record.end_position)
 
     def settle(self) -> None:
@@ -200,11 +206,14 @@ class Incarnation:
         raws = split_batch(body)
         operations = [decode_operation(raw) for raw in raws]
         _check_batch(operations)
-        first_index = state.next_index
+        first_index, start_position = state.next_index, self.log.end_position
         state.idle = False
-        wrong = False
-        for index, operation in enumerate(operations, first_index):
+        wrong = gated = False
+        records: list[LogRecord] = []
+        for index, (raw, operation) in enumerate(zip(raws, operations, strict=True), first_index):
             if self._own and not isinstance(operation, (Launch, Processed)):
+                self.log.extend(records)
+                records, gated = [], True
                 self._pass_gate()
             if self.ended is not None or (wrong and not isinstance(operation, BatchEnd)):
                 outcome = NOT_RUN
@@ -214,14 +223,26 @@ class Incarnation:
                 except OperationError as error:
                     wrong = True
                     outcome = Outcome(Failed(error.code.value, error.message))
-            self._append(program, index, bytes(raws[index - first_index]), outcome)
+            records.append(_record(program, index, bytes(raw), outcome))
+        self.log.extend(records)
+        state.next_index = first_index + len(operations)
+        end_position = self.log.end_position
+        record = BatchRecord(
+            first_index=first_index,
+            end_index=state.next_index,
+            body=body,
+            rank=rank,
+            start_position=start_position,
+            end_position=end_position,
+            reply=self.log.reply(start_position, end_position)
+            if gated
+            else join_reply(start_position + 1, [item.entry for item in records]),
+        )
+        state.batches.append(record)
         if not wrong and any(isinstance(operation, Idle) for operation in operations):
             state.idle = True
             if self._own:
                 self._pass_gate()
-        state.next_index = first_index + len(operations)
-        record = BatchRecord(first_index, state.next_index, body, rank, self.log.end_position)
-        state.batches.append(record)
         return record
 
     def _decide(self, program: int, operation: Operation) -> Outcome:
@@ -275,15 +296,10 @@ class Incarnation:
     def _reply(self, rank: int, end_position: int) -> bytes:
         applied = self.applied[rank]
         self.given[rank] = max(self.given[rank], end_position)
-        last_applied, last_end, frame = self._last_reply
-        if (applied, end_position) != (last_applied, last_end):
-            frame = self.log.reply(applied, max(applied, end_position))
-            self._last_reply = (applied, end_position, frame)
-        return frame
+        return self.log.reply(applied, max(applied, end_position))
 
     def _append(self, program: int, index: int, body: bytes, outcome: Outcome) -> None:
-        entry = encode(Entry(program, index, digest_of(body), outcome))
-        self.log.append(LogRecord(program, index, body, entry))
+        self.log.extend([_record(program, index, body, outcome)])
 
     def _pass_gate(self) -> None:
         for own in self._own:
@@ -300,6 +316,10 @@ class Incarnation:
             while len(batches) > 1 and batches[0].end_position <= slowest:
                 batches.popleft()
         self.log.trim(slowest)
+
+
+def _record(program: int, index: int, body: bytes, outcome: Outcome) -> LogRecord:
+    return LogRecord(program, index, body, encode(Entry(program, index, digest_of(body), outcome)))
 
 
 def _same_operations(body: bytes, decided: bytes) -> bool:

@@ -13,6 +13,9 @@ from kvd.errors import InvariantError, SessionError
 from kvd_proto.codec import join_reply
 from kvd_proto.errors import ErrorCode
 
+TRIM_STRIDE_ENTRIES = 1024
+"""Entries dropped at once: a tenth of a millisecond, every two hundred batches or so."""
+
 
 class LogRecord(msgspec.Struct, frozen=True, gc=False):
     """One entry: who caused it, what it said, and how ranks receive it."""
@@ -44,13 +47,14 @@ class StageLog:
         """Return the position of the oldest entry that is kept."""
         return self._dropped_count + 1
 
-    def append(self, record: LogRecord) -> int:
-        """Append an entry and return its position."""
-        self._records.append(record)
-        size = len(record.body) + len(record.entry)
+    def extend(self, records: list[LogRecord]) -> None:
+        """Append entries in order."""
+        self._records += records
+        size = 0
+        for record in records:
+            size += len(record.body) + len(record.entry)
         self.bytes_total += size
         self.kept_bytes += size
-        return self._dropped_count + len(self._records)
 
     def records(self, first_position: int, end_position: int) -> list[LogRecord]:
         """Return the entries from ``first_position`` to ``end_position``, both included.
@@ -80,7 +84,7 @@ class StageLog:
         """Drop entries that every rank has applied and that the ring has no room for."""
         surplus = len(self._records) - self._ring_entries_max
         # Dropping in strides keeps the cost of one batch flat.
-        if surplus < self._ring_entries_max // 4:
+        if surplus < min(TRIM_STRIDE_ENTRIES, self._ring_entries_max // 4):
             return
         surplus = min(surplus, applied_position_min - self._dropped_count)
         if surplus > 0:

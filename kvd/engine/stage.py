@@ -190,9 +190,8 @@ class StageEngine:
         if fitting.size:
             new_rows = rows[fitting]
             builder.reset_rows(new_rows)
-            if operation.reserve_batches:
-                ids = self.requests.rows.request_id[new_rows]
-                self._lapses.add(program, ids.tolist(), batches=operation.reserve_batches)
+            ids = self.requests.rows.request_id[new_rows].tolist()
+            self._lapses.add(program, ids, batches=operation.reserve_batches)
             if asked.take_tokens is not None:
                 tokens = np.minimum(asked.take_tokens[fitting], chunks[fitting])
                 taken = self._granted(self.requests.take(new_rows, tokens), builder)
@@ -226,6 +225,9 @@ class StageEngine:
         victims = _NO_ROWS
         if operation.victims:
             ids = read_request_ids(operation.victims, what="take.victims")
+            skipped = self._names_refused(ids)
+            if skipped is not None:
+                return skipped
             victims = self.requests.names.rows_of(ids)
         grant = self.requests.take(rows, tokens, victims)
         if not isinstance(grant, Grant):

@@ -4,7 +4,7 @@ import pytest
 
 from kvd.alloc import names
 from kvd.alloc.checks import CheckLevel
-from kvd.engine.arguments import OPERATION_REQUESTS_MAX, TOKENS_MAX
+from kvd.engine.arguments import OPERATION_REQUESTS_MAX, TOKENS_MAX, read_admit
 from kvd.engine.stage import StageEngine
 from kvd.errors import InvariantError, OperationError
 from kvd_proto.errors import ErrorCode
@@ -126,8 +126,10 @@ def test_only_what_fits_is_granted_its_chunk() -> None:
 WRONG_ADMITS = [
     pytest.param(_admit(0), "request id 0 is not", ErrorCode.BAD_REQUEST_ID, id="zero"),
     pytest.param(_admit(-5), "request id -5 is not", ErrorCode.BAD_REQUEST_ID, id="negative"),
-    pytest.param(_admit(9, 9), "9 after 9; ids ascend", ErrorCode.BAD_REQUEST_ID, id="twice"),
-    pytest.param(_admit(9, 8), "8 after 9; ids ascend", ErrorCode.BAD_REQUEST_ID, id="descending"),
+    pytest.param(_admit(9, 9), "9 after 9; new ids ascend", ErrorCode.BAD_REQUEST_ID, id="twice"),
+    pytest.param(
+        _admit(9, 8), "8 after 9; new ids ascend", ErrorCode.BAD_REQUEST_ID, id="descending"
+    ),
     pytest.param(_admit(9, 1), "request 1 is admitted", ErrorCode.BAD_REQUEST_ID, id="known"),
     pytest.param(_admit(9, prompt=0), "has 0, at least 1", ErrorCode.BAD_ARGUMENT, id="no prompt"),
     pytest.param(
@@ -137,7 +139,10 @@ WRONG_ADMITS = [
         _admit(9, prompt=90, take=17), "asks 17 .* at most 16", ErrorCode.BAD_ARGUMENT, id="chunk"
     ),
     pytest.param(
-        _admit(9, prompt=5, new=3, take=8), "asks 8 .* at most 5", ErrorCode.BAD_ARGUMENT, id="behind"
+        _admit(9, prompt=5, new=3, take=8),
+        "asks 8 .* at most 5",
+        ErrorCode.BAD_ARGUMENT,
+        id="behind",
     ),
     pytest.param(
         _admit(9, take=4, chunk=-1), "chunk_tokens is -1", ErrorCode.BAD_ARGUMENT, id="minus chunk"
@@ -252,6 +257,13 @@ def test_an_admit_beyond_the_bound_on_waiters_admits_nobody(
 
 
 # ---- take, advance, free -------------------------------------------------------------------------
+
+
+def test_a_request_that_waits_may_be_asked_behind_newer_ones() -> None:
+    engine = _engine()
+    engine.requests.names.wait(3)
+    asked = read_admit(_admit(7, 3, 9), engine.requests)
+    assert asked.ids == [7, 3, 9]
 
 
 def test_a_take_inside_a_page_grants_nothing_and_has_no_effects() -> None:
