@@ -1,37 +1,41 @@
 """When promises lapse: counted in the batches of the program that was given them."""
 
+Due = tuple[int, int]
+"""A program, and how many of its batches have ended when the promise is over."""
+
 
 class Lapses:
-    """Requests whose promise ends with a later batch of their program.
-
-    A request that was retracted may be admitted again under its id, so only the newest word about
-    an id counts.
-    """
+    """Requests whose promise ends with a later batch of their program."""
 
     def __init__(self) -> None:
         self._ended_count: dict[int, int] = {}
-        self._due: dict[tuple[int, int], list[int]] = {}
-        self._due_of: dict[int, tuple[int, int]] = {}
+        self._requests_of: dict[Due, dict[int, None]] = {}
+        self._due_of: dict[int, Due] = {}
 
     def add(self, program: int, requests: list[int], *, batches: int) -> None:
         """Let promises given in the running batch live for ``batches`` batches, this one first.
 
-        With 0 they live until their requests end.
+        0 lets them live until their request ends. A request that was retracted and came back has a
+        new promise, which the time of the old one must not end: it takes that one's place.
         """
-        due = (program, self._ended_count.get(program, 0) + batches)
-        if not batches:
-            for request in requests:
-                self._due_of.pop(request, None)
+        for request in requests:
+            earlier = self._due_of.pop(request, None)
+            if earlier is not None:
+                del self._requests_of[earlier][request]
+        if batches == 0:
             return
-        self._due.setdefault(due, []).extend(requests)
+        due = (program, self._ended_count.get(program, 0) + batches)
+        self._requests_of.setdefault(due, {}).update(dict.fromkeys(requests))
         self._due_of.update(dict.fromkeys(requests, due))
 
     def end_batch(self, program: int) -> list[int]:
-        """Count a batch that ended; return the requests whose promise is over with it."""
+        """Count a batch that ended; return the requests whose promise is over with it.
+
+        Each is returned once, in the order of their admission; it may have ended meanwhile.
+        """
         ended = self._ended_count.get(program, 0) + 1
         self._ended_count[program] = ended
-        due = (program, ended)
-        lapsed = [request for request in self._due.pop(due, []) if self._due_of.get(request) == due]
+        lapsed = list(self._requests_of.pop((program, ended), {}))
         for request in lapsed:
             del self._due_of[request]
         return lapsed

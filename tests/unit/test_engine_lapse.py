@@ -44,3 +44,28 @@ def test_a_promise_without_an_end_never_lapses() -> None:
     lapses = Lapses()
     lapses.add(0, [7], batches=0)
     assert _ended(lapses, 9) == [[]] * 9
+
+
+@pytest.mark.parametrize("waited", [0, 1, 2])
+def test_an_old_promise_that_would_end_with_the_new_one_ends_it_once(waited: int) -> None:
+    lapses = Lapses()
+    lapses.add(0, [7], batches=3)
+    _ended(lapses, waited)
+    lapses.add(0, [7], batches=3 - waited)
+    assert _ended(lapses, 4 - waited) == [*[[]] * (2 - waited), [7], []]
+
+
+def test_a_promise_given_by_another_program_does_not_end_with_the_first_ones_batches() -> None:
+    lapses = Lapses()
+    lapses.add(3, [7, 8], batches=2)
+    lapses.add(4, [7], batches=1)
+    assert _ended(lapses, 3, program=3) == [[], [8], []]
+    assert _ended(lapses, 1, program=4) == [[7]]
+
+
+def test_an_id_may_be_promised_again_after_its_promise_lapsed() -> None:
+    lapses = Lapses()
+    lapses.add(0, [7], batches=1)
+    assert _ended(lapses, 1) == [[7]]
+    lapses.add(0, [7], batches=2)
+    assert _ended(lapses, 3) == [[], [7], []]
