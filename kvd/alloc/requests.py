@@ -130,6 +130,7 @@ class RequestTable:
             )
             band.promise(demand[index])
         self.names.open(request, row)
+        columns.opened_count[row] = self.names.epoch_count
         return row
 
     # ---- taking ---------------------------------------------------------------------------------

@@ -16,6 +16,9 @@ class RequestRows:
     def __init__(self, *, row_count: int, row_pages: int, band_count: int) -> None:
         self.free = FreeIds(row_count)
         self.request_id = np.zeros(row_count, dtype=np.int64)
+        self.opened_count = np.zeros(row_count, dtype=np.int64)
+        """A number no two openings of a row share: a request that was retracted and came back, to
+        the same row even, has another one. 0 while the row is free."""
         self.tokens = np.zeros(row_count, dtype=np.int64)
         """Tokens that have a place."""
         self.capacity_tokens = np.zeros(row_count, dtype=np.int64)
@@ -52,6 +55,7 @@ class RequestRows:
         """Forget everything about rows that ended."""
         for column in (
             self.request_id,
+            self.opened_count,
             self.tokens,
             self.capacity_tokens,
             self.computed_tokens,

@@ -12,19 +12,22 @@ from kvd_proto.errors import ErrorCode
 
 
 class StandingSet:
-    """Rows in the order in which their requests were added; freed requests drop out."""
+    """Rows in the order in which their requests were added; requests that end drop out.
+
+    One that is retracted and comes back is no member, whichever row it gets.
+    """
 
     def __init__(self) -> None:
-        self._ids: Units = np.zeros(0, dtype=np.int64)
+        self._opened: Units = np.zeros(0, dtype=np.int64)
         self._rows: Units = np.zeros(0, dtype=np.int64)
         self._epoch_count = -1
 
     def rows(self, table: RequestTable) -> Units:
         """Return the rows of the requests that are still live."""
         if self._epoch_count != table.names.epoch_count:
-            alive = table.rows.request_id[self._rows] == self._ids
+            alive = table.rows.opened_count[self._rows] == self._opened
             if np.count_nonzero(alive) != alive.size:
-                self._ids, self._rows = self._ids[alive], self._rows[alive]
+                self._opened, self._rows = self._opened[alive], self._rows[alive]
             self._epoch_count = table.names.epoch_count
         return self._rows
 
@@ -50,4 +53,4 @@ class StandingSet:
                 )
         kept = rows[member[rows]]
         self._rows = np.concatenate((kept, joining))
-        self._ids = table.rows.request_id[self._rows]
+        self._opened = table.rows.opened_count[self._rows]

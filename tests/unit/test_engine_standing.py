@@ -44,6 +44,19 @@ def test_a_reused_row_does_not_bring_its_old_request_back() -> None:
     assert _members(standing, table) == [2]
 
 
+def test_a_request_that_was_retracted_and_came_back_is_no_member_even_in_its_old_row() -> None:
+    table, standing = _table(5), StandingSet()
+    standing.change(table, add=[1, 2], remove=[])
+    row = table.names.rows_of([1])
+    table.free(row)
+    table.names.wait(1)  # as a retraction does
+    admit(table, 1, prompt=4, new=4)
+    assert table.names.rows_of([1]).tolist() == row.tolist()
+    assert _members(standing, table) == [2]
+    standing.change(table, add=[1], remove=[])
+    assert _members(standing, table) == [2, 1]
+
+
 def test_a_member_that_is_removed_and_added_moves_to_the_end() -> None:
     table, standing = _table(3), StandingSet()
     standing.change(table, add=[1, 2, 3], remove=[])
