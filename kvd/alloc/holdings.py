@@ -73,8 +73,8 @@ class Holdings:
             for index in self.chain.window_indices:
                 here = rows[rows == row]
                 before = self.owed(index, here)
-                columns.peak_units[index, row] = min(
-                    int(columns.peak_units[index, row]), steady[index]
+                columns.peak_units[index][row] = min(
+                    int(columns.peak_units[index][row]), steady[index]
                 )
                 self.chain.bands[index].promise(self.owed(index, here) - before)
         columns.limit_tokens[rows] = columns.total_tokens[rows]

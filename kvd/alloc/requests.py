@@ -95,6 +95,9 @@ class RequestTable:
             row_count=row_count, row_pages=row_pages, band_count=len(chain.bands)
         )
         self.holdings = Holdings(chain, self.rows, shape)
+        self.slotless_count = 0
+        """Live rows that need a state slot and have none."""
+        self._context_tokens = np.full(row_count, context_tokens, dtype=np.int64)
         self._ones = np.ones(row_count, dtype=np.int64)
         self._page_tokens = np.full(row_count, shape.page_tokens, dtype=np.int64)
 
@@ -123,9 +126,10 @@ class RequestTable:
         columns.reach_tokens[row] = chunk_tokens
         columns.promised[row] = columns.prefilling[row] = 1
         self.holdings.prefilling_count += 1
+        self.slotless_count += self.chain.state_index is not None
         for index, band in enumerate(self.chain.bands):
-            columns.peak_units[index, row] = demand[index]
-            columns.slides_at_tokens[index, row] = (
+            columns.peak_units[index][row] = demand[index]
+            columns.slides_at_tokens[index][row] = (
                 self.shape.window_tokens[index] + self.shape.page_tokens
             )
             band.promise(demand[index])
@@ -262,6 +266,7 @@ class RequestTable:
         if growth.slotless.size:
             slot_virtual, slot_physical = self.chain.take_slots(growth.slotless.size)
             columns.slot[growth.slotless] = slot_virtual
+            self.slotless_count -= growth.slotless.size
         slots = (growth.slotless, slot_virtual, slot_physical)
         if growth.page_count == 0:
             return Grant(_NONE, [], moves, _NONE, _NONE, _NONE, [], *slots)
@@ -277,7 +282,7 @@ class RequestTable:
         columns.page_count[grown] = counts
         # Capacity ends at the context, so that a last page with room to spare hides no crossing.
         capacity = counts * self._page_tokens[: grown.size]
-        columns.capacity_tokens[grown] = np.minimum(capacity, self.context_tokens)
+        columns.capacity_tokens[grown] = np.minimum(capacity, self._context_tokens[: grown.size])
         return Grant(_NONE, [], moves, page_rows, places, virtual, physical, *slots)
 
     def _note_exceeding(self, growth: Growth) -> None:
@@ -364,6 +369,7 @@ class RequestTable:
         if chain.state_index is not None:
             slots = columns.slot[rows]
             slots = slots[slots > 0]
+            self.slotless_count -= rows.size - slots.size
             chain.bands[chain.state_index].release(slots)
             freed.append(Freed(chain.state_index, slots))
         self.names.close(columns.request_id[rows].tolist())
@@ -377,7 +383,7 @@ class RequestTable:
 
     def _slotless(self, rows: Units) -> Units:
         """Return the rows that need a state slot and have none."""
-        if self.chain.state_index is None:
+        if self.slotless_count == 0:
             return _NONE
         slotless: Units = rows[(self.rows.slot[rows] == 0).nonzero()[0]]
         return slotless

@@ -37,11 +37,13 @@ class RequestRows:
         self.page_count = np.zeros(row_count, dtype=np.int64)
         self.slot = np.zeros(row_count, dtype=np.int64)
         """Virtual state slot; 0 for none."""
-        self.dropped_pages = np.zeros((band_count, row_count), dtype=np.int64)
+        # One array per band, not one with two dimensions: cutting a row out of it costs as much as
+        # the work on it.
+        self.dropped_pages = [np.zeros(row_count, dtype=np.int64) for _ in range(band_count)]
         """Per window band: pages at the row's start that slid out."""
-        self.slides_at_tokens = np.zeros((band_count, row_count), dtype=np.int64)
+        self.slides_at_tokens = [np.zeros(row_count, dtype=np.int64) for _ in range(band_count)]
         """Per window band: the computed length at which the next page slides out."""
-        self.peak_units = np.zeros((band_count, row_count), dtype=np.int64)
+        self.peak_units = [np.zeros(row_count, dtype=np.int64) for _ in range(band_count)]
         """Per band: the most units the request was priced to hold at once."""
         self.promised = np.zeros(row_count, dtype=np.int64)
         """1 while what is missing to the peak is held back for the row, 0 once that lapsed."""
@@ -70,9 +72,9 @@ class RequestRows:
             self.uneven,
         ):
             column[rows] = 0
-        self.dropped_pages[:, rows] = 0
-        self.slides_at_tokens[:, rows] = 0
-        self.peak_units[:, rows] = 0
+        for columns in (self.dropped_pages, self.slides_at_tokens, self.peak_units):
+            for column in columns:
+                column[rows] = 0
 
     def held_units(self, band_index: int, rows: Units, *, is_window: bool) -> Units:
         """Return the units of a token band that rows hold."""

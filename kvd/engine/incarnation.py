@@ -333,9 +333,9 @@ def _check_batch(operations: list[Operation]) -> None:
         raise FrameError(
             f"batch of {len(operations)} operations, at most {BATCH_OPERATIONS_MAX} are allowed"
         )
-    ends = [isinstance(operation, BatchEnd) for operation in operations]
-    if not ends or not ends[-1] or sum(ends) != 1:
+    count = [type(operation) for operation in operations].count(BatchEnd)
+    if count != 1 or type(operations[-1]) is not BatchEnd:
         raise FrameError(
-            f"batch of {len(operations)} operations has {sum(ends)} batch_end; exactly one is "
-            f"needed, as its last operation"
+            f"batch of {len(operations)} operations has {count} batch_end; exactly one is needed, "
+            f"as its last operation"
         )

@@ -42,7 +42,7 @@ def test_row_zero_is_for_padding() -> None:
 @given(st.integers(0, 9), st.integers(0, 9))
 def test_a_window_holds_the_pages_that_did_not_slide_out(pages: int, dropped: int) -> None:
     rows = RequestRows(row_count=3, row_pages=10, band_count=2)
-    rows.page_count[1], rows.dropped_pages[0, 1] = pages + dropped, dropped
+    rows.page_count[1], rows.dropped_pages[0][1] = pages + dropped, dropped
     row = np.array([1])
     assert rows.held_units(0, row, is_window=True).tolist() == [pages]
     assert rows.held_units(1, row, is_window=False).tolist() == [pages + dropped]
