@@ -28,8 +28,8 @@ from kvd_proto.outcomes import (
 from tests.stateful.chains import picture
 from tests.stateful.ranks import CONTEXT_TOKENS, Tables, columns_of, int32s, int64s, stage
 
-STORAGE = stage(rows=5, spare_bytes=0)
-"""Room for one request of the longest context."""
+STORAGE = stage(rows=5, spare_bytes=1 << 13)
+"""Room for 48 units, all of one size: three requests fill it long before they end."""
 
 
 class Played:
@@ -61,7 +61,7 @@ class Played:
 
 
 def _admit(
-    *requests: int, prompt: int = 8, new: int = 80, reserve: int = 1, take: int = 8
+    *requests: int, prompt: int = 8, new: int = 40, reserve: int = 1, take: int = 8
 ) -> Admit:
     count = len(requests)
     return Admit(
@@ -97,16 +97,15 @@ def _full(**options: int) -> Played:
 
 def test_a_promise_is_held_until_its_batches_are_over() -> None:
     played = Played()
-    played.decide(_admit(1, reserve=2))
+    played.decide(_admit(1, 2, reserve=2))
     promised = played.engine.chain.promised_units
     assert max(promised) > 0
     played.decide(BatchEnd())
     assert played.engine.chain.promised_units == promised
-    assert _verdicts(played.decide(_admit(2))) == [Verdict.WAIT]
-    assert max(played.engine.chain.promised_units) > 0
+    assert _verdicts(played.decide(_admit(3))) == [Verdict.WAIT]
     played.decide(BatchEnd())
     assert played.engine.chain.promised_units == (0, 0, 0, 0)
-    assert _verdicts(played.decide(_admit(2))) == [Verdict.FITS]
+    assert _verdicts(played.decide(_admit(3))) == [Verdict.FITS]
 
 
 def test_what_was_taken_before_a_lapse_stays() -> None:
@@ -139,8 +138,8 @@ def test_a_request_admitted_again_does_not_inherit_its_old_lapse() -> None:
     played.decide(_admit(1, reserve=3))
     played.decide(_admit(2, prompt=4, new=0, take=4))
     played.decide(BatchEnd())
-    # The whole of request 2 beyond what it was promised: request 1 has to go.
-    outcome = played.decide(Take(int64s([2]), CONTEXT_TOKENS - 4, victims=int64s([1])))
+    # Request 2 was promised nothing more, and what is left is promised to request 1.
+    outcome = played.decide(Take(int64s([2]), 32, victims=int64s([1])))
     assert isinstance(outcome.result, TakeResult)
     assert outcome.result.retracted != NO_COLUMN
     played.decide(Free(int64s([2])))
@@ -209,22 +208,20 @@ def test_the_first_victims_whose_end_makes_room_are_retracted_and_named() -> Non
 def test_all_victims_go_where_it_takes_all_of_them() -> None:
     played = _full()
     row_of = dict(played.engine.requests.names.row_of)
-    tokens = CONTEXT_TOKENS - int(played.engine.requests.rows.tokens[row_of[1]])
-    outcome = played.decide(Take(int64s([1]), tokens, victims=int64s([2, 3])))
+    # 7 pages of 3 units each are more than what is free and what one of them holds.
+    outcome = played.decide(Take(int64s([1]), 28, victims=int64s([2, 3])))
     assert isinstance(outcome.result, TakeResult)
     assert columns_of(outcome)[outcome.result.retracted] == [row_of[2], row_of[3]]
 
 
 def test_nobody_is_retracted_where_nobodys_end_would_help() -> None:
     played = _full()
-    played.decide(Free(int64s([3])))
-    played.decide(BatchEnd())
-    played.engine.settle()
-    other = Take(int64s([1, 2]), 90, victims=int64s([]))
-    assert isinstance(played.engine.decide(0, Take(int64s([2]), 4)).result, TakeResult)
-    with pytest.raises(OperationError, match="context length"):
-        played.decide(other)
-    assert sorted(played.engine.requests.names.row_of) == [1, 2]
+    before = picture(played.engine.requests)
+    # 17 pages of 3 units each do not fit beside the 16 units that the taker holds already.
+    outcome = played.decide(Take(int64s([1]), 68, victims=int64s([3, 2])))
+    assert isinstance(outcome.result, Refusal)
+    assert outcome.result.request == 1
+    assert picture(played.engine.requests) == before
 
 
 def test_a_victim_among_the_takers_takes_nothing() -> None:
@@ -312,12 +309,12 @@ def test_a_relief_moves_live_units_out_of_the_way_and_grants_nothing() -> None:
     played.decide(Free(int64s([2])))
     played.decide(BatchEnd())
     live = [band.live_units for band in played.engine.chain.bands]
-    outcome = played.decide(Relief((4, 0, 0, 0)))
+    outcome = played.decide(Relief((12, 0, 0, 0)))
     assert outcome.result == Done()
     kinds = {type(effect) for segment in outcome.segments for effect in segment}
     assert kinds == {Move, WriteMap}
     assert [band.live_units for band in played.engine.chain.bands] == live
-    assert played.engine.chain.bands[0].hole_units >= 4
+    assert played.engine.chain.bands[0].hole_units >= 12
 
 
 def test_a_relief_that_transfers_hold_up_is_refused_with_that_reason() -> None:
@@ -327,7 +324,7 @@ def test_a_relief_that_transfers_hold_up_is_refused_with_that_reason() -> None:
     for band in played.engine.chain.bands:
         if band.live_units:
             band.fix(hard=None, soft=band.span)
-    result = played.engine.decide(0, Relief((4, 0, 0, 0))).result
+    result = played.engine.decide(0, Relief((12, 0, 0, 0))).result
     assert isinstance(result, Refusal)
     assert (result.reason, result.waiting_helps) == (Reason.TRANSFERS, True)
 
