@@ -1,5 +1,6 @@
 """Request ids: they ascend, name one row, and come back only to requests that wait."""
 
+import numpy as np
 import pytest
 
 from kvd.alloc import names as names_module
@@ -36,7 +37,8 @@ def test_rows_come_in_the_order_asked() -> None:
 
 def test_nobody_has_no_rows() -> None:
     rows = _live(4).rows_of([])
-    assert (rows.size, rows.dtype) == (0, "int64")
+    assert rows.size == 0
+    assert rows.dtype == np.int64
 
 
 @pytest.mark.parametrize(
