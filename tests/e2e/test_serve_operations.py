@@ -74,7 +74,8 @@ def books(daemon: DaemonProcess, group: str) -> dict[str, Any]:
     assert found is not None
     (stage,) = found["stages"]
     assert stage["broken_checks"] == {}
-    kept = ("name", "live_units", "hole_units", "promised_units", "span_start", "span_end")
+    # Not the holes: an idle program's stage draws its frontiers back over spare ones.
+    kept = ("name", "live_units", "promised_units")
     return {
         "requests": stage["requests"],
         "bands": [{name: band[name] for name in kept} for band in stage["bands"]],
@@ -134,13 +135,13 @@ WRONG: list[tuple[str, Call, ErrorCode, str]] = [
         "admit takes more than the chunk",
         admit_one(5, prompt_tokens=[32], take_tokens=[17]),
         ErrorCode.BAD_ARGUMENT,
-        "asks 17 tokens for request 5; at most 16",
+        "asks 17 tokens for request 5; at most 8",
     ),
     (
         "admit takes more than it is",
         admit_one(5, take_tokens=[17], chunk_tokens=32),
         ErrorCode.BAD_ARGUMENT,
-        "asks 17 tokens for request 5; at most 16",
+        "asks 17 tokens for request 5; at most 8",
     ),
     (
         "admit negative chunk",
