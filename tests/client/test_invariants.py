@@ -40,7 +40,7 @@ def note_admitted(book: RequestBook, request: int, row: int) -> None:
     """Tell the book that the daemon gave a request a row."""
     call = Call(Admit(b"", b"", b""), b"", ids=ids(request))
     columns = Columns(ids(0, row, 8, 8), (1, 1, 1, 1))
-    book.note(call, AdmitResult(*[Column(index) for index in range(4)]), columns)
+    book.note(call, AdmitResult(Column(0), Column(1), Column(2), Column(3)), columns)
 
 
 def swallow(rank: int, header: Header, body: bytes) -> list[Answer] | None:

@@ -235,9 +235,7 @@ SAMPLES: dict[str, Struct] = {
     "effect.copy": Copy("load", 1, _C2, _C3),
     "result.done": Done(),
     "result.refusal": _REFUSAL,
-    "result.admitted": AdmitResult(
-        _C0, _C1, _C2, _C3, (_REFUSAL,), _C4, _C5, _C6, (_C7, _NONE)
-    ),
+    "result.admitted": AdmitResult(_C0, _C1, _C2, _C3, (_REFUSAL,), _C4, _C5, _C6, (_C7, _NONE)),
     "result.taken": TakeResult(_C0, _C1, _C2, (_C3, _NONE), _C4),
     "result.freed": Freed((1, 2)),
     "result.skipped": Skipped(8),

@@ -45,7 +45,8 @@ class RequestMachine(RuleBasedStateMachine):
     @rule(picks=PICKS, most=st.booleans())
     def keep_the_word(self, picks: list[int], most: bool) -> None:
         """Take and state as a program does that follows its contract."""
-        requests, counts = [], []
+        requests: list[int] = []
+        counts: list[int] = []
         for request in self._pick(picks):
             held = self.model.held[request]
             tokens = held.prompt_tokens - held.tokens if held.prefilling else 1

@@ -19,10 +19,6 @@ UNITS = 42
 ENDS = pytest.mark.parametrize("kind", [BandKind.GROW_UP, BandKind.GROW_DOWN])
 
 
-def _array(*values: int) -> Units:
-    return np.array(values, dtype=np.int64)
-
-
 @dataclass(slots=True)
 class Filled:
     """A band and one cell per unit that says which id wrote it last."""
