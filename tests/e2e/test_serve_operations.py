@@ -135,7 +135,7 @@ WRONG: list[tuple[str, Call, ErrorCode, str]] = [
         "admit takes more than the chunk",
         admit_one(5, prompt_tokens=[32], take_tokens=[17]),
         ErrorCode.BAD_ARGUMENT,
-        "asks 17 tokens for request 5; at most 8",
+        "asks 17 tokens for request 5; at most 16",
     ),
     (
         "admit takes more than it is",
