@@ -27,6 +27,7 @@ from kvd_client.device.port import Commands
 from kvd_client.errors import DeviceError, ReplyError
 from kvd_proto.outcomes import (
     ClearSlots,
+    Column,
     Move,
     ResetRows,
     Wait,
@@ -48,7 +49,7 @@ def rank() -> Iterator[SmallRank]:
 
 
 def test_zero_fills_whole_units_of_its_band_only(rank: SmallRank) -> None:
-    rank.applier.apply(1, outcome([Zero(FULL, 0)], columns=[[7, 9, 8, 40]]))
+    rank.applier.apply(1, outcome([Zero(FULL, Column(0))], columns=[[7, 9, 8, 40]]))
     rank.settle()
 
     zeroed = (rank.units(FULL) == 0).all(axis=1)
@@ -58,8 +59,10 @@ def test_zero_fills_whole_units_of_its_band_only(rank: SmallRank) -> None:
 
 def test_write_map_binds_and_unbinds(rank: SmallRank) -> None:
     rank.applier.clear()
-    rank.applier.apply(1, outcome([WriteMap(FULL, 0, 1)], columns=[[1, 95, 3], [30, 31, 32]]))
-    rank.applier.apply(2, outcome([WriteMap(FULL, 0)], columns=[[95]]))
+    rank.applier.apply(
+        1, outcome([WriteMap(FULL, Column(0), Column(1))], columns=[[1, 95, 3], [30, 31, 32]])
+    )
+    rank.applier.apply(2, outcome([WriteMap(FULL, Column(0))], columns=[[95]]))
     rank.settle()
 
     full_map = rank.int32(12_544, 96)
@@ -68,7 +71,7 @@ def test_write_map_binds_and_unbinds(rank: SmallRank) -> None:
 
 def test_write_map_of_the_state_band_writes_that_bands_map(rank: SmallRank) -> None:
     rank.applier.clear()
-    rank.applier.apply(1, outcome([WriteMap(STATE, 0, 1)], columns=[[2], [40]]))
+    rank.applier.apply(1, outcome([WriteMap(STATE, Column(0), Column(1))], columns=[[2], [40]]))
     rank.settle()
 
     assert rank.int32(12_288, 10) == [0, 0, 40, 0, 0, 0, 0, 0, 0, 0]
@@ -78,7 +81,11 @@ def test_write_map_of_the_state_band_writes_that_bands_map(rank: SmallRank) -> N
 def test_write_rows_writes_pages_and_how_far_the_rows_reach(rank: SmallRank) -> None:
     rank.applier.clear()
     rank.applier.apply(
-        1, outcome([WriteRows(0, 1, 2)], columns=[[1, 1, 4], [0, 1, 5], [11, 12, 13]])
+        1,
+        outcome(
+            [WriteRows(Column(0), Column(1), Column(2))],
+            columns=[[1, 1, 4], [0, 1, 5], [11, 12, 13]],
+        ),
     )
     rank.settle()
 
@@ -91,7 +98,7 @@ def test_write_rows_writes_pages_and_how_far_the_rows_reach(rank: SmallRank) -> 
 
 def test_write_slots_writes_the_working_slot_of_rows(rank: SmallRank) -> None:
     rank.applier.clear()
-    rank.applier.apply(1, outcome([WriteSlots(0, 1)], columns=[[1, 3], [9, 2]]))
+    rank.applier.apply(1, outcome([WriteSlots(Column(0), Column(1))], columns=[[1, 3], [9, 2]]))
     rank.settle()
 
     assert rank.int32(13_568, ROW_COUNT * 2) == [0, 0, 9, 0, 0, 0, 2, 0, 0, 0]
@@ -101,7 +108,7 @@ def test_move_copies_units_of_its_band(rank: SmallRank) -> None:
     rank.units(FULL)[20] = 20
     rank.units(FULL)[21] = 21
 
-    rank.applier.apply(1, outcome([Move(FULL, 0, 1)], columns=[[20, 21], [50, 49]]))
+    rank.applier.apply(1, outcome([Move(FULL, Column(0), Column(1))], columns=[[20, 21], [50, 49]]))
     rank.settle()
 
     assert set(rank.units(FULL)[50].tolist()) == {20}
@@ -128,8 +135,8 @@ def test_effects_of_an_entry_run_in_order(rank: SmallRank) -> None:
     rank.applier.apply(
         1,
         outcome(
-            [Move(FULL, 0, 1), Zero(FULL, 0)],
-            [Move(FULL, 1, 2), Zero(FULL, 1)],
+            [Move(FULL, Column(0), Column(1)), Zero(FULL, Column(0))],
+            [Move(FULL, Column(1), Column(2)), Zero(FULL, Column(1))],
             columns=[[20], [21], [22]],
         ),
     )
@@ -142,8 +149,12 @@ def test_effects_of_an_entry_run_in_order(rank: SmallRank) -> None:
 
 
 def test_slots_and_rows_for_the_next_launch_add_up_until_they_are_taken(rank: SmallRank) -> None:
-    rank.applier.apply(1, outcome([ClearSlots(0), ResetRows(1)], columns=[[20, 21], [1]]))
-    rank.applier.apply(2, outcome([ClearSlots(0), ResetRows(1)], columns=[[30], [4, 2]]))
+    rank.applier.apply(
+        1, outcome([ClearSlots(Column(0)), ResetRows(Column(1))], columns=[[20, 21], [1]])
+    )
+    rank.applier.apply(
+        2, outcome([ClearSlots(Column(0)), ResetRows(Column(1))], columns=[[30], [4, 2]])
+    )
 
     work = rank.applier.take_launch_work()
 
@@ -154,7 +165,9 @@ def test_slots_and_rows_for_the_next_launch_add_up_until_they_are_taken(rank: Sm
 
 def test_launch_work_is_done_on_the_forwards_stream_and_not_before(rank: SmallRank) -> None:
     forward = rank.device.stream("forward")
-    rank.applier.apply(1, outcome([ClearSlots(0), ResetRows(1)], columns=[[20], [3]]))
+    rank.applier.apply(
+        1, outcome([ClearSlots(Column(0)), ResetRows(Column(1))], columns=[[20], [3]])
+    )
     rank.settle()
     assert set(rank.units(STATE)[20].tolist()) == {0xAB}
 
@@ -170,8 +183,10 @@ def test_launch_work_is_done_on_the_forwards_stream_and_not_before(rank: SmallRa
 
 
 def test_slots_to_clear_follow_a_move_of_theirs(rank: SmallRank) -> None:
-    rank.applier.apply(1, outcome([ClearSlots(0)], columns=[[20, 21, 22]]))
-    rank.applier.apply(2, outcome([Move(STATE, 0, 1)], columns=[[30, 22, 20], [40, 41, 42]]))
+    rank.applier.apply(1, outcome([ClearSlots(Column(0))], columns=[[20, 21, 22]]))
+    rank.applier.apply(
+        2, outcome([Move(STATE, Column(0), Column(1))], columns=[[30, 22, 20], [40, 41, 42]])
+    )
 
     assert rank.applier.take_launch_work().clear_slots.tolist() == [42, 21, 41]
 
@@ -182,18 +197,22 @@ def test_slots_to_clear_follow_a_move_of_theirs(rank: SmallRank) -> None:
 def test_a_slot_that_a_move_overwrites_is_not_cleared_any_more(
     rank: SmallRank, band: int, destination: int
 ) -> None:
-    rank.applier.apply(1, outcome([ClearSlots(0)], columns=[[20, 21, 22]]))
+    rank.applier.apply(1, outcome([ClearSlots(Column(0))], columns=[[20, 21, 22]]))
 
-    rank.applier.apply(2, outcome([Move(band, 0, 1)], columns=[[30], [destination]]))
+    rank.applier.apply(
+        2, outcome([Move(band, Column(0), Column(1))], columns=[[30], [destination]])
+    )
 
     assert rank.applier.take_launch_work().clear_slots.tolist() == [20, 22]
 
 
 def test_a_row_that_is_handed_out_names_no_pages_of_the_request_before(rank: SmallRank) -> None:
     rank.applier.clear()
-    rank.applier.apply(1, outcome([WriteRows(0, 1, 2)], columns=[[2, 3], [4, 4], [11, 12]]))
+    rank.applier.apply(
+        1, outcome([WriteRows(Column(0), Column(1), Column(2))], columns=[[2, 3], [4, 4], [11, 12]])
+    )
 
-    rank.applier.apply(2, outcome([ResetRows(0)], columns=[[2]]))
+    rank.applier.apply(2, outcome([ResetRows(Column(0))], columns=[[2]]))
     rank.settle()
 
     assert rank.int32(13_312, ROW_COUNT) == [0, 0, 0, 5 * PAGE_TOKENS, 0]
@@ -204,7 +223,7 @@ def test_a_row_that_is_handed_out_names_no_pages_of_the_request_before(rank: Sma
 
 def test_the_progress_word_names_the_last_segment(rank: SmallRank) -> None:
     rank.applier.apply_reply(
-        1, [outcome(), outcome([Zero(FULL, 0)], [Zero(FULL, 0)], columns=[[9]])]
+        1, [outcome(), outcome([Zero(FULL, Column(0))], [Zero(FULL, Column(0))], columns=[[9]])]
     )
     rank.settle()
 
@@ -213,7 +232,9 @@ def test_the_progress_word_names_the_last_segment(rank: SmallRank) -> None:
 
 
 def test_entries_without_effects_move_the_progress_word_too(rank: SmallRank) -> None:
-    rank.applier.apply_reply(1, [outcome([Zero(FULL, 0)], columns=[[9]]), outcome(), outcome()])
+    rank.applier.apply_reply(
+        1, [outcome([Zero(FULL, Column(0))], columns=[[9]]), outcome(), outcome()]
+    )
     rank.settle()
 
     assert read_progress(rank.memory, PLAN) == (3, 0)
@@ -230,9 +251,11 @@ def test_a_reply_is_one_submission(rank: SmallRank, monkeypatch: pytest.MonkeyPa
     rank.applier.apply_reply(
         1,
         [
-            outcome([Zero(FULL, 0)], [WriteMap(FULL, 0, 1)], columns=[[9], [10]]),
+            outcome(
+                [Zero(FULL, Column(0))], [WriteMap(FULL, Column(0), Column(1))], columns=[[9], [10]]
+            ),
             outcome(),
-            outcome([Zero(FULL, 0)], columns=[[11]]),
+            outcome([Zero(FULL, Column(0))], columns=[[11]]),
         ],
     )
 
@@ -257,10 +280,10 @@ def test_a_gap_or_a_repetition_is_refused_and_poisons(rank: SmallRank, position:
 
 
 RELIEF = outcome(
-    [Move(FULL, 0, 1), WriteMap(FULL, 4, 1)],
-    [Move(FULL, 2, 0), WriteMap(FULL, 5, 0)],
-    [Zero(FULL, 2), WriteMap(FULL, 4, 2)],
-    [Move(FULL, 3, 2)],
+    [Move(FULL, Column(0), Column(1)), WriteMap(FULL, Column(4), Column(1))],
+    [Move(FULL, Column(2), Column(0)), WriteMap(FULL, Column(5), Column(0))],
+    [Zero(FULL, Column(2)), WriteMap(FULL, Column(4), Column(2))],
+    [Move(FULL, Column(3), Column(2))],
     columns=[[20], [21], [22], [23], [1], [2]],
 )
 """Each segment writes what the one before it read, as a relief that reuses vacated units does."""
@@ -308,9 +331,9 @@ def test_redoing_the_unconfirmed_segment_gives_the_bytes_of_an_unbroken_run(
 
 def test_segments_that_are_confirmed_are_not_redone(rank: SmallRank) -> None:
     applier = rank.new_applier(applied=4, segment_start_index=1)
-    entry = outcome([Zero(FULL, 0)], [Zero(FULL, 1)], columns=[[20], [21]])
+    entry = outcome([Zero(FULL, Column(0))], [Zero(FULL, Column(1))], columns=[[20], [21]])
 
-    applier.apply_reply(5, [entry, outcome([Zero(FULL, 0)], columns=[[22]])])
+    applier.apply_reply(5, [entry, outcome([Zero(FULL, Column(0))], columns=[[22]])])
     rank.settle()
 
     assert [int(unit[0]) for unit in rank.units(FULL)[20:23]] == [0xAB, 0, 0]
@@ -331,7 +354,9 @@ def test_effects_behind_a_wait_run_after_the_step(rank: SmallRank) -> None:
     forward.submit(step)
     rank.applier.note_step(1, forward.record())
     assert entered.wait(DEADLINE_MS / 1000)
-    rank.applier.apply(1, outcome([Zero(FULL, 0), Wait(1), Zero(FULL, 1)], columns=[[20], [21]]))
+    rank.applier.apply(
+        1, outcome([Zero(FULL, Column(0)), Wait(1), Zero(FULL, Column(1))], columns=[[20], [21]])
+    )
 
     with pytest.raises(DeviceError, match="within 50 ms"):
         rank.stream.synchronize(50)

@@ -26,6 +26,7 @@ from kvd_proto.outcomes import (
     NO_COLUMN,
     AnyEffect,
     ClearSlots,
+    Column,
     Copy,
     Done,
     Move,
@@ -48,34 +49,50 @@ def rank() -> Iterator[SmallRank]:
 @pytest.mark.parametrize(
     ("effect", "columns", "message"),
     [
-        (Zero(FULL, 0), [[9, 96]], r"unit 96 is not within \[4, 96\)"),
-        (Zero(FULL, 0), [[3]], r"unit 3 is not within \[4, 96\)"),
-        (Zero(FULL, 0), [[-1]], r"unit -1 is not within"),
-        (Zero(2, 0), [[9]], "band 2 of 2"),
-        (Zero(-1, 0), [[9]], "band -1 of 2"),
-        (Zero(FULL, 1), [[9]], "column 1 of 1"),
+        (Zero(FULL, Column(0)), [[9, 96]], r"unit 96 is not within \[4, 96\)"),
+        (Zero(FULL, Column(0)), [[3]], r"unit 3 is not within \[4, 96\)"),
+        (Zero(FULL, Column(0)), [[-1]], r"unit -1 is not within"),
+        (Zero(2, Column(0)), [[9]], "band 2 of 2"),
+        (Zero(-1, Column(0)), [[9]], "band -1 of 2"),
+        (Zero(FULL, Column(1)), [[9]], "column 1 of 1"),
         (Zero(FULL, NO_COLUMN), [[9]], "column -1 of 1"),
-        (WriteMap(FULL, 0), [[0]], r"virtual id 0 is not within \[1, 96\)"),
-        (WriteMap(FULL, 0, 1), [[5], [0]], r"unit 0 is not within"),
-        (WriteMap(FULL, 0, 1), [[5, 6], [9]], "2 places in a table and 1 values"),
-        (WriteRows(0, 1, 2), [[0], [0], [1]], r"request row 0 is not within \[1, 5\)"),
-        (WriteRows(0, 1, 2), [[1], [6], [1]], r"place in a row 6 is not within \[0, 6\)"),
-        (WriteRows(0, 1, 2), [[1], [0], [96]], r"virtual page 96 is not within \[0, 96\)"),
-        (WriteRows(0, 1, 2), [[1, 2], [0], [1]], "2 rows and 1 places"),
-        (WriteRows(0, 1, 2), [[1], [0], [1, 2]], "with 2 pages"),
-        (WriteSlots(0, 1), [[1], [10]], r"state slot id 10 is not within \[0, 10\)"),
-        (Move(FULL, 0, 1), [[9], [10, 11]], "1 units cannot move to 2 places"),
-        (Move(FULL, 0, 1), [[9, 10], [10, 11]], "source and target"),
-        (ClearSlots(0), [[48]], r"unit 48 is not within \[2, 48\)"),
-        (ResetRows(0), [[5]], r"request row 5 is not within"),
-        (Copy("load", FULL, 0, 0), [[9]], "no host pool"),
+        (WriteMap(FULL, Column(0)), [[0]], r"virtual id 0 is not within \[1, 96\)"),
+        (WriteMap(FULL, Column(0), Column(1)), [[5], [0]], r"unit 0 is not within"),
+        (WriteMap(FULL, Column(0), Column(1)), [[5, 6], [9]], "2 places in a table and 1 values"),
+        (
+            WriteRows(Column(0), Column(1), Column(2)),
+            [[0], [0], [1]],
+            r"request row 0 is not within \[1, 5\)",
+        ),
+        (
+            WriteRows(Column(0), Column(1), Column(2)),
+            [[1], [6], [1]],
+            r"place in a row 6 is not within \[0, 6\)",
+        ),
+        (
+            WriteRows(Column(0), Column(1), Column(2)),
+            [[1], [0], [96]],
+            r"virtual page 96 is not within \[0, 96\)",
+        ),
+        (WriteRows(Column(0), Column(1), Column(2)), [[1, 2], [0], [1]], "2 rows and 1 places"),
+        (WriteRows(Column(0), Column(1), Column(2)), [[1], [0], [1, 2]], "with 2 pages"),
+        (
+            WriteSlots(Column(0), Column(1)),
+            [[1], [10]],
+            r"state slot id 10 is not within \[0, 10\)",
+        ),
+        (Move(FULL, Column(0), Column(1)), [[9], [10, 11]], "1 units cannot move to 2 places"),
+        (Move(FULL, Column(0), Column(1)), [[9, 10], [10, 11]], "source and target"),
+        (ClearSlots(Column(0)), [[48]], r"unit 48 is not within \[2, 48\)"),
+        (ResetRows(Column(0)), [[5]], r"request row 5 is not within"),
+        (Copy("load", FULL, Column(0), Column(0)), [[9]], "no host pool"),
     ],
 )
 def test_an_effect_that_does_not_fit_the_plan_is_refused_before_anything_is_done(
     rank: SmallRank, effect: AnyEffect, columns: list[list[int]], message: str
 ) -> None:
     before = rank.memory.bytes.copy()
-    good = outcome([Zero(FULL, 0)], columns=[[20]])
+    good = outcome([Zero(FULL, Column(0))], columns=[[20]])
 
     with pytest.raises(ReplyError, match=message):
         rank.applier.apply_reply(1, [good, outcome([effect], columns=columns)])

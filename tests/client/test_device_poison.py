@@ -18,6 +18,7 @@ from kvd_client.device.port import Commands, Event, IntArray, Memory, RowTable
 from kvd_client.errors import DeviceError, PoisonedError
 from kvd_proto.outcomes import (
     ClearSlots,
+    Column,
     Move,
     ResetRows,
     Wait,
@@ -132,8 +133,19 @@ class FaultyDevice(HostDevice):
 
 
 EVERYTHING = outcome(
-    [Zero(FULL, 0), WriteMap(FULL, 1, 0), Wait(1), WriteMap(FULL, 1), WriteRows(2, 3, 1)],
-    [WriteSlots(2, 2), Move(FULL, 0, 4), ClearSlots(4), ResetRows(2)],
+    [
+        Zero(FULL, Column(0)),
+        WriteMap(FULL, Column(1), Column(0)),
+        Wait(1),
+        WriteMap(FULL, Column(1)),
+        WriteRows(Column(2), Column(3), Column(1)),
+    ],
+    [
+        WriteSlots(Column(2), Column(2)),
+        Move(FULL, Column(0), Column(4)),
+        ClearSlots(Column(4)),
+        ResetRows(Column(2)),
+    ],
     columns=[[20], [5], [1], [0], [30]],
 )
 DEVICE_CALLS = 14
