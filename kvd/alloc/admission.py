@@ -9,7 +9,7 @@
 5. UNSCHEDULABLE: nothing outstanding could ever make it fit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvd.alloc.chain import Shortage, UnitCounts
 from kvd.alloc.clip import chunk_search, memory_clip
@@ -155,16 +155,8 @@ class AdmissionPass:
             )
         shortage = table.chain.explain(self._asked(shape, chunk_tokens))
         if not outstanding:
-            return shortage
-        return Shortage(
-            reason=shortage.reason,
-            band=shortage.band,
-            short_units=shortage.short_units,
-            short_bytes=shortage.short_bytes,
-            obstacle=shortage.obstacle,
-            remover=" and ".join(outstanding),
-            waiting_helps=True,
-        )
+            return replace(shortage, waiting_helps=False)
+        return replace(shortage, remover=" and ".join(outstanding), waiting_helps=True)
 
     def _never_fits(self, shape: RequestShape, chunk_tokens: int) -> Shortage:
         """Explain a prompt that fits no empty arena."""

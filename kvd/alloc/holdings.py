@@ -57,7 +57,10 @@ class Holdings:
         return spare
 
     def end_prefill(self, rows: Units) -> None:
-        """Give back what was priced for chunks: from here on a step is all that comes on top."""
+        """Give back what was priced for chunks: from here on a step is all that comes on top.
+
+        A row that took tokens behind its prompt already may hold more than that, and is uneven.
+        """
         columns = self.rows
         for row in rows.tolist():
             prompt = int(columns.prompt_tokens[row])
@@ -77,6 +80,8 @@ class Holdings:
                     int(columns.peak_units[index][row]), steady[index]
                 )
                 self.chain.bands[index].promise(self.owed(index, here) - before)
+                if self._held(index, here)[0] > columns.peak_units[index][row]:
+                    self.mark_uneven(here)
         columns.limit_tokens[rows] = columns.total_tokens[rows]
         columns.reach_tokens[rows] = self.shape.step_tokens
         columns.prefilling[rows] = 0
