@@ -29,7 +29,7 @@ from kvd.testing.bench_decode import (
     decode_sizing,
 )
 from kvd.testing.bench_echo import EchoClient, EchoServer
-from kvd.testing.bench_figures import REPEAT_COUNT, Figure, Times, percentile_us
+from kvd.testing.bench_figures import REPEAT_COUNT, Figure, Times, best_us, percentile_us
 from kvd_client import MockTransport, attach
 from kvd_client.mock import Answer
 from kvd_proto.codec import encode
@@ -39,7 +39,6 @@ from kvd_proto.version import PROTOCOL_VERSION
 STEP_US_MAX: Final = {64: 30.0, 1: 65.0}
 FULL_SIZE_COUNT: Final = 256
 FEASIBLE_US_MAX: Final = {3: 15.0, 6: 40.0}
-FEASIBLE_CALLS_COUNT: Final = 200
 WARM_UP_COUNT: Final = 64
 RING_ENTRIES: Final = 4096
 
@@ -142,7 +141,7 @@ def measure_feasible() -> list[Figure]:
     return [
         Figure(
             f"feasible_{bands_count}_bands",
-            _best_us(_feasible_question(bands_count)),
+            best_us(_feasible_question(bands_count)),
             "us",
             FEASIBLE_US_MAX[bands_count],
         )
@@ -173,19 +172,6 @@ def _geometry(bands_count: int) -> ChainGeometry:
             for place, (kind, size) in enumerate(zip(kinds, unit_bytes, strict=True))
         ),
     )
-
-
-def _best_us(call: Callable[[], object]) -> float:
-    """Return the smallest of the repeats' medians of one call, in microseconds."""
-    medians: list[float] = []
-    for _ in range(REPEAT_COUNT):
-        times: list[int] = []
-        for _ in range(FEASIBLE_CALLS_COUNT):
-            started_ns = perf_counter_ns()
-            call()
-            times.append(perf_counter_ns() - started_ns)
-        medians.append(percentile_us(np.array(times, dtype=np.int64), 50))
-    return min(medians)
 
 
 def _reply_bytes(recording: Recording) -> int:

@@ -1,6 +1,8 @@
 """What benchmarks report: figures with a unit and, where there is one, a target."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Final
 
 import numpy as np
@@ -10,6 +12,8 @@ Times = NDArray[np.int64]
 """Durations in nanoseconds."""
 
 NS_PER_US: Final = 1_000
+CALLS_COUNT: Final = 300
+"""Calls of one repeat, where a single call is measured."""
 REPEAT_COUNT: Final = 5
 """How often a measurement is repeated; targets are compared with the best repeat."""
 
@@ -42,6 +46,19 @@ class Figure:
 def percentile_us(times: Times, percent: float) -> float:
     """Return a percentile of durations, in microseconds."""
     return float(np.percentile(times, percent)) / NS_PER_US
+
+
+def best_us(call: Callable[[], object]) -> float:
+    """Return the smallest of the repeats' medians of one call, in microseconds."""
+    medians: list[float] = []
+    for _ in range(REPEAT_COUNT):
+        times: list[int] = []
+        for _ in range(CALLS_COUNT):
+            started_ns = perf_counter_ns()
+            call()
+            times.append(perf_counter_ns() - started_ns)
+        medians.append(percentile_us(np.array(times, dtype=np.int64), 50))
+    return min(medians)
 
 
 @dataclass(frozen=True, slots=True)

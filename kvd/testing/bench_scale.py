@@ -21,7 +21,7 @@ from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.price.geometry import BandKind, ChainGeometry, chain_geometry
 from kvd.price.plans import feasible
 from kvd.price.snapshot import chain_snapshot
-from kvd.testing.bench_figures import REPEAT_COUNT, Figure, Times, percentile_us
+from kvd.testing.bench_figures import REPEAT_COUNT, Figure, Times, best_us, percentile_us
 from kvd_proto.memory import Lifetime
 
 PAGES_PER_BAND: Final = (1_000, 10_000, 100_000, 1_000_000)
@@ -30,7 +30,6 @@ FEASIBLE_US_MAX: Final = {3: 15.0, 6: 40.0}
 TURNS_COUNT: Final = 4 * REPEAT_COUNT
 ROUNDS_COUNT: Final = 100
 WARM_UP_COUNT: Final = 300
-FEASIBLE_CALLS_COUNT: Final = 300
 SEED: Final = 1
 UNIT_BYTES: Final = tuple((7 + 4 * place) << 12 for place in range(6))
 """Unit sizes without a common grid, as different layer counts give them."""
@@ -71,7 +70,7 @@ def measure_scale(sizes: tuple[int, ...] = PAGES_PER_BAND) -> list[Figure]:
             figures.append(Figure(f"{name}_growth", growth, "x", target))
     for bands_count, target in FEASIBLE_US_MAX.items():
         for pages in sizes:
-            cost_us = _best_us(_question(bands_count, pages))
+            cost_us = best_us(_question(bands_count, pages))
             name = f"feasible_{bands_count}_bands_{pages}_pages"
             figures.append(Figure(name, cost_us, "us", target))
     return figures
@@ -176,16 +175,3 @@ def _geometry(bands_count: int, pages: int) -> ChainGeometry:
             for place, (kind, size) in enumerate(zip(kinds, unit_bytes, strict=True))
         ),
     )
-
-
-def _best_us(call: Callable[[], object]) -> float:
-    """Return the smallest of the repeats' medians of one call, in microseconds."""
-    medians: list[float] = []
-    for _ in range(REPEAT_COUNT):
-        times: list[int] = []
-        for _ in range(FEASIBLE_CALLS_COUNT):
-            started_ns = perf_counter_ns()
-            call()
-            times.append(perf_counter_ns() - started_ns)
-        medians.append(percentile_us(np.array(times, dtype=np.int64), 50))
-    return min(medians)
