@@ -124,6 +124,11 @@ class Life:
         self.needed_count = 0
         """Takes whose effects could not be redone as one segment."""
 
+    def run(self, steps: int) -> None:
+        """Take so many steps."""
+        for _ in range(steps):
+            self.step()
+
     def step(self) -> None:
         """Let something happen, and check the rank against the books."""
         live = list(self.table.names.row_of)
@@ -203,8 +208,7 @@ STEPS = 100
 def test_takes_that_rearrange_can_be_redone_from_wherever_they_stopped(seed: int) -> None:
     print("seed", seed)
     life = Life(seed)
-    for _ in range(STEPS):
-        life.step()
+    life.run(STEPS)
     moved = sum(band.moved_units_total for band in life.table.chain.statistics())
     print("moved", moved, "cuts", life.cut_count, "needed", life.needed_count)
     assert moved > 0
@@ -218,5 +222,4 @@ def test_without_cuts_some_take_could_not_be_redone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(EffectBuilder, "_cut_before_write", no_cut)
     life = Life(0)
     with pytest.raises(AssertionError, match="could not be redone"):
-        for _ in range(STEPS):
-            life.step()
+        life.run(STEPS)
