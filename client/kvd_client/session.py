@@ -68,6 +68,8 @@ from kvd_proto.operations import AnyFact, RankFailed
 from kvd_proto.outcomes import Entry, Failed
 from kvd_proto.scalars import ProgramIndex
 
+SERIAL_START: Final = 1 << 48
+"""Numbers of requests that are no batches start behind every program index."""
 STALE_ANSWERS_MAX: Final = 8
 """Answers to an earlier sending of a request that are dropped before the session gives up."""
 
@@ -101,6 +103,7 @@ class Session:
         self._report: str | None = None
         self.what_if_reply: WhatIfReply | None = None
         self.applying = False
+        self._serial = 0
         self._facts: deque[AnyFact] = deque()
         self._backlog = Backlog()
 
@@ -197,8 +200,7 @@ class Session:
             if len(self._backlog):
                 self._apply_backlog(position)
                 continue
-            message = Message(self._frames(MessageKind.FOLLOW, encode(Ping())))
-            outstanding = Outstanding(MessageKind.FOLLOW, message, [])
+            outstanding = self._outstanding_of(MessageKind.FOLLOW, encode(Ping()))
             self._put_out(outstanding)
             yield from self._complete(outstanding, deadline_ms)
 
@@ -248,7 +250,7 @@ class Session:
     # ---- answers --------------------------------------------------------------------------
 
     def _ask(self, kind: MessageKind, body: bytes) -> Flow:
-        outstanding = Outstanding(kind, Message(self._frames(kind, body)), [])
+        outstanding = self._outstanding_of(kind, body)
         self._put_out(outstanding)
         yield from self._complete(outstanding, self.deadline_ms)
 
@@ -282,6 +284,8 @@ class Session:
                 reply = decode_control(answer.body)
                 if not isinstance(reply, ErrorReply):
                     raise FrameError(f"an error holds {type(reply).__name__}")
+                if header.index != outstanding.index_start and not self._ends(reply):
+                    return False
                 raise self._refused(outstanding, reply)
         except FrameError as error:
             raise self._unreadable(error.message) from error
@@ -293,6 +297,8 @@ class Session:
             )
         if outstanding.kind == MessageKind.FOLLOW:
             return header.kind == MessageKind.REPLY and self._accept_follow(answer.body)
+        if header.index != outstanding.index_start:
+            return False
         if outstanding.kind == MessageKind.ASK:
             return header.kind == MessageKind.ASK and self._accept_what_if(answer.body)
         if header.kind != MessageKind.ACK:
@@ -310,6 +316,10 @@ class Session:
         self.what_if_reply = reply
         self._outstanding = None
         return True
+
+    def _ends(self, reply: ErrorReply) -> bool:
+        """Return whether an error ends the session, whichever request it answers."""
+        return isinstance(error_of(reply.code, reply.message, retry=reply.retry), EndedError)
 
     def _refused(self, outstanding: Outstanding, reply: ErrorReply) -> KvdClientError:
         """Return the error to raise for an error reply; nothing of the request was done."""
@@ -448,6 +458,12 @@ class Session:
         """Poison the session over an answer and return the error to raise."""
         self.poison(cause)
         return ReplyError(cause)
+
+    def _outstanding_of(self, kind: MessageKind, body: bytes) -> Outstanding:
+        """Return a request that is no batch, numbered so that its answer is told from others."""
+        self._serial += 1
+        index = ProgramIndex(SERIAL_START + self._serial)
+        return Outstanding(kind, Message(self._frames(kind, body, index)), [], index)
 
     def _frames(self, kind: MessageKind, body: bytes, index: int = 0) -> Frames:
         header = Header(

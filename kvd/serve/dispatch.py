@@ -18,7 +18,7 @@ from kvd.serve.memory import DescriptorKeeper
 from kvd.serve.timing import CoreTimes
 from kvd_proto.codec import decode_control, decode_header, encode
 from kvd_proto.control import Ack, ErrorReply, Header, MessageKind, WhatIf
-from kvd_proto.errors import ErrorCode, KvdError
+from kvd_proto.errors import ErrorCode, FrameError, KvdError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,18 @@ class Dispatcher:
 
     def message(self, identity: bytes, frames: list[bytes]) -> None:
         """Answer one message; whatever it holds, the daemon lives on."""
-        token = 0
+        token = index = 0
         session: Session | None = None
         try:
+            if len(frames) > 2:
+                frames = _without_torn_headers(frames)
             if len(frames) != 2:
                 raise SessionError(
                     f"message of {len(frames)} frames; header and body are expected",
                     code=ErrorCode.BAD_FRAME,
                 )
             header = decode_header(frames[0])
-            token = header.token
+            token, index = header.token, header.index
             self._check_size(frames)
             if header.kind is MessageKind.HELLO:
                 self.lobby.hello(identity, frames[1])
@@ -77,11 +79,11 @@ class Dispatcher:
                 return
             self._other(session, header, frames[1])
         except KvdError as error:
-            self._error(identity, token, session, error)
+            self._error(identity, token, index, session, error)
         except Exception:  # rim: a fault of our own must not take other groups down
             self._log(f"event=internal_error trace={traceback.format_exc()!r}")
             fault = SessionError("internal error, see the daemon's log", code=ErrorCode.INTERNAL)
-            self._error(identity, token, session, fault)
+            self._error(identity, token, index, session, fault)
 
     def after_send(self) -> None:
         """Do what the newest batch left for after its reply, and wake who waited for it."""
@@ -90,10 +92,10 @@ class Dispatcher:
             self._unsettled = None
             incarnation.settle()
 
-    def refuse(self, identity: bytes, token: int, error: KvdError) -> None:
-        """Answer a message with an error and count it."""
+    def refuse(self, identity: bytes, token: int, error: KvdError, *, index: int = 0) -> None:
+        """Answer a message with an error and count it; ``index`` says which message it was."""
         self.error_counts[error.code.value] = self.error_counts.get(error.code.value, 0) + 1
-        header = Header(MessageKind.ERROR, self._settings.epoch, token)
+        header = Header(MessageKind.ERROR, self._settings.epoch, token, index)
         body = ErrorReply(code=error.code.value, message=error.message, retry=error.retry)
         self._send(identity, encode(header), encode(body))
 
@@ -199,6 +201,7 @@ class Dispatcher:
             raise SessionError(
                 "the group is not complete yet; wait for the welcome", code=ErrorCode.BAD_HELLO
             )
+        session.asked_index = header.index
         return session
 
     def _check_size(self, frames: list[bytes]) -> None:
@@ -221,7 +224,7 @@ class Dispatcher:
                     MessageKind.REPLY,
                     self._settings.epoch,
                     session.token,
-                    0,
+                    session.asked_index,
                     incarnation.log.end_position,
                 )
                 self._send(session.identity, encode(header), reply)
@@ -264,6 +267,7 @@ class Dispatcher:
                 code=ErrorCode.TIMED_OUT,
                 retry=True,
             ),
+            index=session.asked_index,
         )
 
     def _ask(self, session: Session, incarnation: Incarnation, body: bytes) -> None:
@@ -272,20 +276,37 @@ class Dispatcher:
             raise SessionError(
                 f"{type(question).__name__} is no question", code=ErrorCode.BAD_FRAME
             )
-        header = Header(MessageKind.ASK, self._settings.epoch, session.token)
+        header = Header(MessageKind.ASK, self._settings.epoch, session.token, session.asked_index)
         self._send(session.identity, encode(header), encode(incarnation.what_if(question)))
 
     def _ack(self, session: Session) -> None:
-        header = Header(MessageKind.ACK, self._settings.epoch, session.token)
+        header = Header(MessageKind.ACK, self._settings.epoch, session.token, session.asked_index)
         self._send(session.identity, encode(header), encode(Ack()))
 
     def _answer_ended(self, session: Session) -> None:
         assert session.ended is not None
-        header = Header(MessageKind.ERROR, self._settings.epoch, session.token)
+        header = Header(MessageKind.ERROR, self._settings.epoch, session.token, session.asked_index)
         self._send(session.identity, encode(header), encode(session.ended))
 
-    def _error(self, identity: bytes, token: int, session: Session | None, error: KvdError) -> None:
+    def _error(
+        self, identity: bytes, token: int, index: int, session: Session | None, error: KvdError
+    ) -> None:
         fatal = isinstance(error, (DivergenceError, InvariantError))
         if session is not None and (fatal or error.code is ErrorCode.INTERNAL):
             self.lobby.end_group(session.group, error.message, code=error.code)
-        self.refuse(identity, token, error)
+        self.refuse(identity, token, error, index=index)
+
+
+def _without_torn_headers(frames: list[bytes]) -> list[bytes]:
+    """Drop headers in front of a message whose sender was interrupted before their bodies left.
+
+    ZeroMQ keeps a first frame until its message is complete, so what the sender repeats, or sends
+    instead, arrives behind it. Frames that are no headers of the same session stay and are refused.
+    """
+    try:
+        last = decode_header(frames[-2])
+        torn = [decode_header(frame) for frame in frames[:-2]]
+    except FrameError:
+        return frames
+    same = all((item.epoch, item.token) == (last.epoch, last.token) for item in torn)
+    return frames[-2:] if same and last.token else frames

@@ -65,6 +65,8 @@ class Session:
     """What every later message is answered with, once the incarnation is over."""
     following: bool = False
     """Whether a follow waits for entries."""
+    asked_index: int = 0
+    """Index in the header of the newest message, which its answer carries back."""
 
     @property
     def key(self) -> tuple[int, int]:

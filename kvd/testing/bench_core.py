@@ -210,7 +210,7 @@ class _Daemon:
         if header.kind is MessageKind.HELLO:
             return [(Header(MessageKind.WELCOME), encode(self._welcome()))]
         if header.kind is not MessageKind.BATCH:
-            return [(Header(MessageKind.ACK, 1, 1), encode(Ack()))]
+            return [(Header(MessageKind.ACK, 1, 1, header.index), encode(Ack()))]
         incarnation.confirm(0, header.position)
         end_index, reply = incarnation.batch(rank=0, program=0, index=header.index, body=body)
         incarnation.settle()

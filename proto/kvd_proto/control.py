@@ -54,8 +54,10 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     """First frame of every message; the body is the second and last.
 
     From a client: ``epoch`` and ``token`` of its welcome (0 before it), the program index of the
-    batch's first operation, the position up to which this rank has applied. From the daemon: its
-    epoch, the token it answers, the next program index it expects, the end of the log.
+    batch's first operation (in other messages a number of the sender's), the position up to which
+    this rank has applied. From the daemon: its epoch, the token it answers, the end of the log, and
+    as index what the answered message carried, so that a late answer is told from the one that is
+    due; the reply to a batch carries the next program index instead.
     """
 
     kind: MessageKind

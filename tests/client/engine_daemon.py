@@ -88,6 +88,7 @@ class EngineDaemon:
             lag_entries_max=4096,
         )
         self.hook: Hook | None = None
+        self._asked_index = 0
         self.facts: list[bytes] = []
         self.transports: dict[int, MockTransport] = {}
 
@@ -113,6 +114,7 @@ class EngineDaemon:
         )
 
     def answer(self, rank: int, header: Header, body: bytes) -> list[Answer]:
+        self._asked_index = header.index
         if self.hook is not None:
             answers = self.hook(rank, header, body)
             if answers is not None:
@@ -153,7 +155,8 @@ class EngineDaemon:
             self.incarnation.fact(rank, body)
         return [(self._header(rank, MessageKind.ACK), encode(Ack()))]
 
-    def _header(self, rank: int, kind: MessageKind, index: int = 0) -> Header:
+    def _header(self, rank: int, kind: MessageKind, index: int | None = None) -> Header:
+        index = self._asked_index if index is None else index
         return Header(kind, EPOCH, 100 + rank, index, self.incarnation.log.end_position)
 
     def _welcome(self, rank: int) -> Welcome:

@@ -462,3 +462,19 @@ def test_wrong_use_in_a_late_answer_is_told_by_its_handle(daemon: EngineDaemon, 
 
     with pytest.raises(OperationError, match="77"):
         handles[0]()
+
+
+def test_a_late_error_is_not_the_answer_to_the_next_request(
+    daemon: EngineDaemon, kv: Client
+) -> None:
+    late = daemon.error(0, ErrorCode.BAD_ARGUMENT, "an earlier question was wrong")
+    header, body = late[0]
+    stale = Header(header.kind, header.epoch, header.token, header.index + 7, header.position)
+    daemon.hook = lambda rank, asked, asked_body: [
+        (stale, body),
+        *daemon.serve(rank, asked, asked_body),
+    ]
+
+    take(kv)
+
+    assert kv.lengths([1, 2]).tolist() == [4, 4]
