@@ -2,18 +2,29 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from kvd.cli.flags import load_from_flags, setting_options
-from kvd.config import ServeSettings, ServiceManager, process_environment, service_manager
+from kvd.config import (
+    ServeSettings,
+    ServiceManager,
+    Settings,
+    process_environment,
+    service_manager,
+)
 from kvd.errors import ServeError
 from kvd.hold.client import connect
 from kvd.hold.spawn import spawn_holder
 from kvd.hold.store import DescriptorHolder
 from kvd.hold.systemd import DescriptorStore, notify_ready, notify_stopping
 from kvd.serve.daemon import Daemon
+from kvd.serve.eventlog import EventLog
+
+Log = Callable[[str], None]
+"""Takes a line that says what happened."""
 
 
 @click.command()
@@ -26,10 +37,18 @@ def serve(config_file: Path | None, **flags: str | None) -> None:
     """
     settings = load_from_flags(config_file, flags)
     manager = service_manager(process_environment(), pid=os.getpid())
-    holder = _holder(settings.serve, manager)
+    event_log = EventLog(sys.stderr)
     try:
-        _start_cold(holder)
-        daemon = Daemon(settings, keeper=holder, log=_log)
+        _serve(settings, manager, log=event_log.write)
+    finally:
+        event_log.close()
+
+
+def _serve(settings: Settings, manager: ServiceManager, *, log: Log) -> None:
+    holder = _holder(settings.serve, manager, log)
+    try:
+        _start_cold(holder, log)
+        daemon = Daemon(settings, keeper=holder, log=log)
 
         def announce() -> None:
             # First, because it may fail: then the daemon ends and was never said to be ready.
@@ -45,10 +64,10 @@ def serve(config_file: Path | None, **flags: str | None) -> None:
         holder.close()
 
 
-def _holder(serve: ServeSettings, manager: ServiceManager) -> DescriptorHolder:
+def _holder(serve: ServeSettings, manager: ServiceManager, log: Log) -> DescriptorHolder:
     """Return who keeps the memory while the daemon restarts; raises ServeError."""
     if serve.holder == "external":
-        return connect(serve.hold_path)
+        return connect(serve.hold_path, log=log)
     if serve.holder == "systemd":
         if manager.notify_address is None:
             raise ServeError(
@@ -56,16 +75,15 @@ def _holder(serve: ServeSettings, manager: ServiceManager) -> DescriptorHolder:
                 "daemon through its unit file, or choose holder = own or external"
             )
         return DescriptorStore(manager.notify_address, manager.descriptor_names)
-    _log("event=own_holder note='memory and contents end with this daemon'")
-    return spawn_holder()
+    log("event=own_holder note='memory and contents end with this daemon'")
+    return spawn_holder(log=log)
 
 
-def _start_cold(holder: DescriptorHolder) -> None:
-    """Drop what an earlier daemon left: without a journal nobody can say what it means."""
+def _start_cold(holder: DescriptorHolder, log: Log) -> None:
+    """Drop what an earlier daemon left: without a journal nobody can say what it means.
+
+    It cannot be a living daemon's: a holder serves one at a time.
+    """
     for item in holder.held():
         holder.drop(item.name)
-        _log(f"event=cold_start dropped={item.name} size_bytes={item.size_bytes}")
-
-
-def _log(line: str) -> None:
-    click.echo(line, err=True)
+        log(f"event=cold_start dropped={item.name} size_bytes={item.size_bytes}")

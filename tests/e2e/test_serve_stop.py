@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -152,3 +154,25 @@ def test_a_session_of_the_last_daemon_means_nothing_to_the_next(folder: Path, gr
         with serving(folder) as later, pytest.raises((EndedError, UnreachableError)):
             client.ping()
         assert later.log().count("event=hello") == 0
+
+
+def test_a_daemon_whose_log_nobody_reads_serves_and_stops(folder: Path) -> None:
+    command = [sys.executable, "-c", "from kvd.cli.main import main; main()", "serve"]
+    daemon = subprocess.Popen(
+        [*command, "--runtime-dir", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert daemon.stdout is not None
+        assert daemon.stderr is not None
+        assert b"ready" in daemon.stdout.readline()
+        daemon.stderr.close()
+        for _ in range(3):
+            with Ranks(f"ipc://{folder / 'kvd.sock'}", "g") as ranks:
+                ranks.attach()
+        daemon.terminate()
+        assert daemon.wait(30) == 0
+    finally:
+        daemon.kill()
+        daemon.wait()
+        if daemon.stdout is not None:
+            daemon.stdout.close()
