@@ -1,7 +1,8 @@
 """Model families: how the layers of each architecture follow from its configuration.
 
-A family is a function from fields to one `LayerDecl` per layer. Architectures without an entry in
-`FAMILIES` are taken as plain decoders, unless a field of theirs hints at layers of another kind.
+A family is a function from fields to one `LayerDecl` per layer. An architecture without an entry in
+`FAMILIES` is refused, and so is a plain decoder with a field that hints at layers of another kind:
+an arena planned for the wrong layers would be found out only by a kernel.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,6 +54,7 @@ UNSUPPORTED_HINTS: Final = (
     "block_type",
     "block_configs",
     "index_topk",
+    "kv_lora",
     "compress_ratio",
     "kv_shared",
     "kv_reuse",
@@ -61,6 +63,7 @@ UNSUPPORTED_HINTS: Final = (
     "cross_attention",
     "encoder_layers",
     "sparse_attention",
+    "sparse_config",
     "global_head",
     "swa_",
 )
@@ -79,13 +82,91 @@ KIND_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "gemma3n_text": {"sliding_window": 512, "sliding_window_pattern": 5},
     "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "olmo3": {"sliding_window": 4096, "sliding_window_pattern": 4},
 }
 """Defaults of the published configuration classes that published files rely on."""
 
 
+PLAIN_DECODERS: Final = (
+    "apertus",
+    "arcee",
+    "baichuan",
+    "bailing_moe",
+    "bitnet",
+    "chatglm",
+    "cohere",
+    "cohere2",
+    "deepseek",
+    "dots1",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone4",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "glm4v_moe_text",
+    "glm4v_text",
+    "gpt_neox",
+    "granite",
+    "granitemoe",
+    "granitemoeshared",
+    "helium",
+    "internlm",
+    "internlm2",
+    "internlm3",
+    "llama",
+    "llama4_text",
+    "mimo",
+    "minicpm",
+    "ministral",
+    "mistral",
+    "mixtral",
+    "nemotron",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "opt",
+    "orion",
+    "persimmon",
+    "phi",
+    "phi3",
+    "phi3_v",
+    "phi4mm",
+    "phimoe",
+    "qwen",
+    "qwen2",
+    "qwen2_5_vl",
+    "qwen2_5_vl_text",
+    "qwen2_moe",
+    "qwen2_vl",
+    "qwen2_vl_text",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_vl_moe_text",
+    "qwen3_vl_text",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+    "xverse",
+)
+"""Values of ``model_type`` whose layers all have one attention over keys and values, full or within
+a window, and whose published files say so in the fields that `kvd.declare.attention` reads."""
+
+
 def family_of(model_type: str) -> Family:
-    """Return how to read the layers of an architecture; unknown ones are plain decoders."""
-    return FAMILIES.get(model_type, _plain_decoder)
+    """Return how to read the layers of an architecture; DeclareError if it is unknown."""
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise DeclareError(
+            f"model_type {shown(model_type)} is unknown to kvd: declare its layers as parts, or "
+            f"give one of {', '.join(sorted(FAMILIES))}"
+        )
+    return family
 
 
 def _plain_decoder(fields: ConfigFields, rank: RankShape) -> Layers:
@@ -93,15 +174,23 @@ def _plain_decoder(fields: ConfigFields, rank: RankShape) -> Layers:
         # Off is off: files of plain models may carry such a field with nothing in it.
         hinting = any(hint in key.lower() for hint in UNSUPPORTED_HINTS)
         if hinting and fields.values[key] not in (None, False, 0, "", [], {}):
-            model_type = fields.text("model_type", default="(none)")
             raise DeclareError(
-                f"model_type {shown(model_type)} is unknown to kvd and its field "
-                f"{fields.named(key)} = {shown(fields.values[key])} hints at layers other "
-                "than plain attention; declare its layers part by part instead"
+                f"{fields.named(key)} is {shown(fields.values[key])}, which hints at layers other "
+                f"than the plain attention of model_type {shown(fields.text('model_type'))}; "
+                "declare its layers as parts instead"
             )
-    if fields.has("kv_lora_rank"):
-        return _latent(fields, rank)
     return _attention_only(fields, rank)
+
+
+def _falcon(fields: ConfigFields, rank: RankShape) -> Layers:
+    """Falcon: files of the first generation name as many KV heads as queries, and mean one."""
+    is_multi_query = fields.flag("multi_query", default=True)
+    if is_multi_query and not fields.flag("new_decoder_architecture", default=False):
+        fields = ConfigFields({**fields.values, "num_kv_heads": 1}, fields.path)
+    elif not fields.has("num_kv_heads"):
+        heads = fields.count("num_attention_heads")
+        fields = fields.with_defaults({"num_kv_heads": heads})
+    return _plain_decoder(fields, rank)
 
 
 def _attention_only(fields: ConfigFields, rank: RankShape) -> Layers:
@@ -152,10 +241,12 @@ def _shared_tail(fields: ConfigFields, rank: RankShape) -> Layers:
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
+    **dict.fromkeys(PLAIN_DECODERS, _plain_decoder),
     "bamba": bamba_layers,
     "deepseek_v2": _latent,
     "deepseek_v3": _latent,
     "deepseek_v32": _latent,
+    "falcon": _falcon,
     "falcon_h1": falcon_h1_layers,
     "gemma3n_text": _shared_tail,
     "gpt_oss": _gpt_oss,

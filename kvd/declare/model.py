@@ -100,9 +100,17 @@ def _text_fields(config: Mapping[str, Any]) -> ConfigFields:
 
 
 def _layers_of(fields: ConfigFields, rank: RankShape) -> tuple[LayerDecl, ...]:
+    # First of all: fields of an unknown architecture may have any names.
+    model_type = fields.text("model_type", default="")
+    if not model_type:
+        raise DeclareError(
+            f"{fields.named('model_type')} is missing: expected the name of an architecture, as "
+            "llama; a model without one is declared as parts"
+        )
+    family = family_of(model_type)
     count = layer_count_of(fields)
     if count > LAYERS_COUNT_MAX:
         raise DeclareError(
             f"{fields.named('num_hidden_layers')} is {count}: expected at most {LAYERS_COUNT_MAX}"
         )
-    return family_of(fields.text("model_type", default=""))(fields, rank)
+    return family(fields, rank)

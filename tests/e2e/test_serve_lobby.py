@@ -292,7 +292,7 @@ def test_one_budget_below_the_floor_is_told_to_every_rank(ranks: Ranks) -> None:
         (DeclaredConfig(config_json=b"[]"), "config"),
         (
             DeclaredConfig(config_json=b'{"model_type": "mystery", "num_hidden_layers": 2}'),
-            "num_attention_heads is missing",
+            "model_type 'mystery' is unknown",
         ),
         (DeclaredConfig(config_json=b"\xff\xfe"), "config"),
         (DeclaredLayers(layers=(), context_tokens=64), "layer"),

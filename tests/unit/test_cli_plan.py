@@ -42,7 +42,12 @@ def test_a_preset_alone_is_enough_and_the_default_budget_is_said() -> None:
 
 
 def test_a_path_alone_is_enough(tmp_path: Path) -> None:
-    config = {"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 512}
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "hidden_size": 512,
+    }
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
     assert document("--model", str(tmp_path))["bands"][0]["entry_bytes"] == 2 * 2 * 512 * 2
 
@@ -108,6 +113,7 @@ def test_a_draft_model_adds_to_the_targets_entry(tmp_path: Path) -> None:
     draft.write_text(
         json.dumps(
             {
+                "model_type": "llama",
                 "num_hidden_layers": 1,
                 "num_attention_heads": 64,
                 "num_key_value_heads": 8,
@@ -156,7 +162,20 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
     assert "is not JSON" in refusal("--model", str(tmp_path))
 
 
-def test_a_configuration_of_an_unknown_kind_names_the_field(tmp_path: Path) -> None:
-    config = {"model_type": "novel", "num_hidden_layers": 2, "ssm_state_size": 16}
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({"model_type": "novel", "num_hidden_layers": 2}, "model_type 'novel' is unknown to kvd"),
+        ({"model_type": "bert", "num_hidden_layers": 2}, "model_type 'bert' is unknown to kvd"),
+        ({"num_hidden_layers": 2}, "model_type is missing"),
+        (
+            {"model_type": "llama", "num_hidden_layers": 2, "ssm_state_size": 16},
+            "ssm_state_size is 16",
+        ),
+    ],
+)
+def test_a_configuration_of_an_unknown_kind_is_refused_by_name(
+    tmp_path: Path, config: dict[str, object], complaint: str
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "ssm_state_size = 16" in refusal("--model", str(tmp_path))
+    assert complaint in refusal("--model", str(tmp_path))

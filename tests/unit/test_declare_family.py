@@ -1,10 +1,10 @@
-"""Architectures with attention only, and what is refused of unknown ones."""
+"""Architectures with attention only, and what is refused of others."""
 
 from typing import Any
 
 import pytest
 
-from kvd.declare.family import KIND_DEFAULTS, family_of
+from kvd.declare.family import FAMILIES, KIND_DEFAULTS, PLAIN_DECODERS, family_of
 from kvd.declare.fields import ConfigFields
 from kvd.declare.shard import RankShape
 from kvd.errors import DeclareError
@@ -34,13 +34,54 @@ def windows_of(layers: tuple[LayerDecl, ...]) -> list[int | None]:
     return windows
 
 
-def test_an_unknown_plain_decoder_has_full_attention_in_every_layer() -> None:
-    part = AttentionPart(kv_head_count=2, key_element_count=64, value_element_count=64)
-    assert layers_of("somebody_elses_model") == (LayerDecl(parts=(part,)),) * 4
+@pytest.mark.parametrize("model_type", PLAIN_DECODERS)
+def test_a_plain_decoder_has_one_attention_part_in_every_layer(model_type: str) -> None:
+    windowed = KIND_DEFAULTS.get(model_type, {})
+    part = AttentionPart(
+        kv_head_count=2,
+        key_element_count=windowed.get("head_dim", 64),
+        value_element_count=windowed.get("head_dim", 64),
+    )
+    layers = layers_of(model_type, layer_types=["full_attention"] * 4)
+    assert layers == (LayerDecl(parts=(part,)),) * 4
 
 
-def test_an_unknown_decoder_with_latents_stores_latents() -> None:
-    layers = layers_of("somebody_elses_model", kv_lora_rank=256, qk_rope_head_dim=64)
+@pytest.mark.parametrize("model_type", ["foobar", "bert", "", "Llama", "mamba", "gemma3"])
+def test_an_unknown_architecture_is_refused_with_the_known_ones(model_type: str) -> None:
+    with pytest.raises(DeclareError) as caught:
+        family_of(model_type)
+    message = caught.value.message
+    assert message.startswith(f"model_type {model_type!r} is unknown to kvd: declare its layers as")
+    assert message.endswith(f"one of {', '.join(sorted(FAMILIES))}")
+
+
+@pytest.mark.parametrize("model_type", KIND_DEFAULTS)
+def test_defaults_are_those_of_a_known_architecture(model_type: str) -> None:
+    assert model_type in FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("values", "kv_head_count"),
+    [
+        ({"multi_query": True, "num_kv_heads": 8}, 1),
+        ({"multi_query": True}, 1),
+        ({}, 1),
+        ({"multi_query": False, "num_kv_heads": 8}, 8),
+        ({"multi_query": False}, 8),
+        ({"new_decoder_architecture": True, "multi_query": True, "num_kv_heads": 2}, 2),
+        ({"new_decoder_architecture": True, "multi_query": True}, 8),
+    ],
+)
+def test_falcons_of_the_first_generation_share_one_head(
+    values: dict[str, Any], kv_head_count: int
+) -> None:
+    (part,) = layers_of("falcon", num_key_value_heads=None, **values)[0].parts
+    assert isinstance(part, AttentionPart)
+    assert part.kv_head_count == kv_head_count
+
+
+def test_a_decoder_with_latents_stores_latents() -> None:
+    layers = layers_of("deepseek_v3", kv_lora_rank=256, qk_rope_head_dim=64)
     assert (
         layers == (LayerDecl(parts=(LatentPart(element_count=320, value_element_count=256),)),) * 4
     )
@@ -57,18 +98,19 @@ def test_an_unknown_decoder_with_latents_stores_latents() -> None:
         ("conv_kernel", 4),
         ("num_kv_shared_layers", 2),
         ("index_topk", 2048),
+        ("kv_lora_rank", 512),
         ("global_head_dim", 512),
     ],
 )
 def test_a_field_that_hints_at_other_layers_is_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(DeclareError) as caught:
-        layers_of("somebody_elses_model", **{key: value})
-    assert f"{key} = {value!r}" in caught.value.message
+        layers_of("llama", **{key: value})
+    assert f"{key} is {value!r}, which hints" in caught.value.message
 
 
 @pytest.mark.parametrize("value", [None, 0, False, []])
 def test_a_hint_that_is_switched_off_is_no_hint(value: object) -> None:
-    assert len(layers_of("somebody_elses_model", num_kv_shared_layers=value)) == 4
+    assert len(layers_of("llama", num_kv_shared_layers=value)) == 4
 
 
 def test_gpt_oss_alternates_windows_and_full_attention() -> None:
@@ -76,7 +118,7 @@ def test_gpt_oss_alternates_windows_and_full_attention() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "period"), [("gemma2", 2), ("gemma3_text", 6), ("cohere2", 4)]
+    ("model_type", "period"), [("gemma2", 2), ("gemma3_text", 6), ("cohere2", 4), ("olmo3", 4)]
 )
 def test_published_patterns_apply_where_the_file_is_silent(model_type: str, period: int) -> None:
     windows = windows_of(layers_of(model_type, num_hidden_layers=12, sliding_window=16))

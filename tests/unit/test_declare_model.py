@@ -72,6 +72,32 @@ def test_a_text_part_without_a_type_has_that_of_the_whole() -> None:
     assert [isinstance(part, AttentionPart) and part.window_tokens for part in parts] == [16, None]
 
 
+@pytest.mark.parametrize("model_type", ["foobar", "bert", "gpt2"])
+def test_an_unknown_architecture_is_refused_before_its_fields_are_read(model_type: str) -> None:
+    with pytest.raises(DeclareError, match=f"^model_type '{model_type}' is unknown to kvd"):
+        declare_model(declared({"model_type": model_type}))
+
+
+@pytest.mark.parametrize("nothing", [{}, {"model_type": None}, {"model_type": ""}])
+def test_a_configuration_without_an_architecture_names_the_missing_key(
+    nothing: dict[str, object],
+) -> None:
+    silent = {key: value for key, value in PLAIN.items() if key != "model_type"}
+    with pytest.raises(DeclareError, match=r"^model_type is missing.*declared as parts$"):
+        declare_model(declared({**silent, **nothing}))
+
+
+def test_a_text_part_without_any_type_names_the_key_with_its_section() -> None:
+    silent = {key: value for key, value in PLAIN.items() if key != "model_type"}
+    with pytest.raises(DeclareError, match=r"^text_config\.model_type is missing"):
+        declare_model(declared({"text_config": silent}))
+
+
+def test_a_draft_of_an_unknown_architecture_is_refused() -> None:
+    with pytest.raises(DeclareError, match="model_type 'foobar' is unknown"):
+        declare_model(declared(PLAIN, draft={**PLAIN, "model_type": "foobar"}))
+
+
 def test_a_draft_model_is_declared_beside_the_target() -> None:
     model = declare_model(declared(PLAIN, draft={**PLAIN, "num_hidden_layers": 1}))
     assert len(model.draft_layers) == 1
@@ -89,7 +115,8 @@ def test_a_configuration_that_names_no_context_leaves_it_open() -> None:
         (b"{", "is not JSON"),
         (b"\xff\xfe{}", "is not JSON"),
         (b"[1, 2]", "holds list: expected a JSON object"),
-        (b"{}", "num_hidden_layers is missing"),
+        (b"{}", "model_type is missing"),
+        (b'{"model_type": "llama"}', "num_hidden_layers is missing"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"num_hidden_layers": ' + b"9" * 5000 + b"}", "is not JSON"),
     ],
