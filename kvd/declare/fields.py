@@ -111,7 +111,7 @@ class ConfigFields:
         if isinstance(value, bool) or not isinstance(value, int):
             raise DeclareError(f"{name} is {shown(value)}: expected a whole number")
         if not count_min <= value <= _COUNT_MAX:
-            raise DeclareError(f"{name} is {value}: expected at least {count_min}")
+            raise DeclareError(f"{name} is {shown(value)}: expected {count_min} to {_COUNT_MAX}")
         return value
 
 

@@ -18,10 +18,16 @@ def test_a_count_of_another_type_is_refused_with_key_and_value(value: object) ->
     assert repr(value) in caught.value.message
 
 
-@pytest.mark.parametrize("value", [0, -3, 1 << 41])
-def test_a_count_out_of_range_is_refused(value: int) -> None:
-    with pytest.raises(DeclareError, match=str(value)):
+@pytest.mark.parametrize("value", [0, -3, 1 << 41, 10**30])
+def test_a_count_out_of_range_is_refused_with_the_range(value: int) -> None:
+    with pytest.raises(DeclareError, match=f"^layers is {value}: expected 1 to {1 << 40}$"):
         ConfigFields({"layers": value}).count("layers")
+
+
+def test_an_absurdly_long_count_is_cut_short() -> None:
+    with pytest.raises(DeclareError) as caught:
+        ConfigFields({"layers": 10**4000}).count("layers")
+    assert len(caught.value.message) < 120
 
 
 def test_a_missing_count_is_named() -> None:
