@@ -14,7 +14,9 @@ import click
 from kvd.cli.output import print_json
 from kvd.cli.picture import render_map
 from kvd.cli.watch import Watch
+from kvd.declare.model import declare_model
 from kvd.errors import ServeError, SettingError
+from kvd.plan.stage import plan_stages
 from kvd.presets import preset_config, read_config
 from kvd.setting import parse_bytes
 from kvd.testing.local import LocalDaemon
@@ -230,11 +232,12 @@ def replay(context: click.Context, /, **given: Any) -> None:
 
 
 def _spec(options: Options, selection: Selection) -> ReplaySpec:
+    declaration = _declaration(options)
     return ReplaySpec(
         group=f"replay-{os.getpid()}",
         tp_count=options.tp_count,
         mode=Mode(options.mode),
-        declaration=_declaration(options),
+        declaration=declaration,
         sizing=SizingInputs(
             budget_bytes=parse_bytes(options.budget, name="--budget"),
             page_tokens=options.page_tokens,
@@ -263,7 +266,7 @@ def _spec(options: Options, selection: Selection) -> ReplaySpec:
             idle_step_count=options.idle_step_count,
         ),
         deadline_ms=DEADLINE_MS,
-        corruption=_corruption(options, selection),
+        corruption=_corruption(options, selection, declaration),
     )
 
 
@@ -276,10 +279,12 @@ def _declaration(options: Options) -> DeclaredConfig:
     return DeclaredConfig(config_json=read_config(options.model_path), name=options.model_path.stem)
 
 
-def _corruption(options: Options, selection: Selection) -> Corruption | None:
+def _corruption(
+    options: Options, selection: Selection, declaration: DeclaredConfig
+) -> Corruption | None:
     """Return the byte to flip; a state slot counts as page 0.
 
-    Raises SettingError for a request or page that the replay does not have.
+    Raises SettingError for a request or band that the replay does not have.
     """
     if options.corrupt is None:
         return None
@@ -293,6 +298,10 @@ def _corruption(options: Options, selection: Selection) -> Corruption | None:
     count = len(selection.requests)
     if not 1 <= int(number) <= count:
         raise SettingError(f"--corrupt names request {number}, allowed is 1 to {count}")
+    model = declare_model(declaration, tp_count=options.tp_count)
+    bands = [planned.name for stage in plan_stages(model) for planned in stage.bands]
+    if band not in bands:
+        raise SettingError(f"--corrupt names band {band!r}, allowed is one of {', '.join(bands)}")
     return Corruption(RequestId(int(number)), band, int(page), after_move=matched[4] is not None)
 
 

@@ -1,5 +1,6 @@
 """What came of a replay: one verdict over the reports of all ranks, for people and for programs."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -223,13 +224,18 @@ class ReplayReport:
         ]
 
     def _mismatch_sentences(self) -> list[str]:
-        found = [mismatch for report in self.outcome.reports for mismatch in report.mismatches]
-        sentences = [
-            f"mismatch: {one.sentence} [{self._origin(one.request_id)}]"
-            for one in found[:MISMATCHES_SHOWN_MAX]
-        ]
-        if self.mismatch_count > len(sentences):
-            sentences.append(f"{self.mismatch_count - len(sentences)} further mismatches")
+        # A page is compared again and again while its request lives: the same finding every time.
+        found = Counter(
+            mismatch for report in self.outcome.reports for mismatch in report.mismatches
+        )
+        sentences: list[str] = []
+        told_count = 0
+        for one, count in list(found.items())[:MISMATCHES_SHOWN_MAX]:
+            often = f", found {count} times" if count > 1 else ""
+            sentences.append(f"mismatch: {one.sentence} [{self._origin(one.request_id)}]{often}")
+            told_count += count
+        if self.mismatch_count > told_count:
+            sentences.append(f"{self.mismatch_count - told_count} further mismatches")
         return sentences
 
     def _disagreements(self) -> list[str]:

@@ -282,25 +282,16 @@ def test_a_corrupted_byte_fails_the_replay_and_is_named(
     done = run_replay(*connect, *SMALL, *options, "--corrupt", corrupt)
 
     assert done.returncode == 1
-    assert f"FAILED: mismatch: {named}" in done.stdout
+    assert done.stdout.count(f"FAILED: mismatch: {named}") == 1
     assert "on rank 0" in done.stdout
     assert "ok:" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("corrupt", "said"),
-    [
-        ("7:nowhere", "FAILED: rank 0: WorkloadError: there is no band 'nowhere' to corrupt"),
-        ("7:full:60", "FAILED: page 60 of request 7 in band full was to be corrupted and was"),
-    ],
-)
-def test_a_corruption_that_never_happens_fails_the_replay(
-    connect: Options, corrupt: str, said: str
-) -> None:
-    done = run_replay(*connect, *SMALL, "--corrupt", corrupt)
+def test_a_corruption_that_never_happens_fails_the_replay(connect: Options) -> None:
+    done = run_replay(*connect, *SMALL, "--corrupt", "7:full:60")
 
     assert done.returncode == 1
-    assert said in done.stdout
+    assert "FAILED: page 60 of request 7 in band full was to be corrupted and was" in done.stdout
     assert done.stderr == ""
 
 

@@ -19,6 +19,14 @@ from kvd.cli.main import cli
         ),
         (("--corrupt", "7:full:-1"), "--corrupt is '7:full:-1'"),
         (("--corrupt", "7:full:1:gone"), "--corrupt is '7:full:1:gone'"),
+        (
+            ("--corrupt", "3:nope"),
+            "--corrupt names band 'nope', allowed is one of window_128, full\n",
+        ),
+        (
+            ("--corrupt", "3:window_128", "--preset", "phi-4-mini-flash", "--tp", "1"),
+            "--corrupt names band 'window_128', allowed is one of state, window_512, full\n",
+        ),
         (("--budget", "lots"), "lots"),
         (("--preset", "no-such-model"), "no-such-model"),
         (("--preset", "gpt-oss-20b", "--model", "/x"), "--preset and --model exclude each other"),

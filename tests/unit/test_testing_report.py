@@ -151,6 +151,33 @@ def test_a_mismatch_is_a_finding_and_names_its_line_of_the_trace() -> None:
     )
 
 
+def test_a_mismatch_that_is_found_again_is_told_once() -> None:
+    again = Mismatch(RequestId(1), "full", 3, 17, 0, "bad")
+    other = Mismatch(RequestId(1), "full", 4, 18, 0, "bad")
+    report = verdict(
+        msgspec.structs.replace(
+            rank_report(), mismatch_count=4, mismatches=(again, other, again, again)
+        )
+    )
+
+    assert report.findings == (
+        "mismatch: request 1, band full, page 3 (physical 17) on rank 0: bad "
+        "[line 3 of some.jsonl], found 3 times",
+        "mismatch: request 1, band full, page 4 (physical 18) on rank 0: bad "
+        "[line 3 of some.jsonl]",
+    )
+
+
+def test_repeated_mismatches_are_not_counted_as_further_ones() -> None:
+    again = Mismatch(RequestId(1), "full", 3, 17, 0, "bad")
+    report = verdict(
+        msgspec.structs.replace(rank_report(), mismatch_count=30, mismatches=(again,) * 20)
+    )
+
+    assert len(report.findings) == 2
+    assert report.findings[-1] == "10 further mismatches"
+
+
 def test_many_mismatches_are_counted_behind_the_first() -> None:
     mismatches = tuple(
         Mismatch(RequestId(1), "full", page_index, 17, 0, "bad") for page_index in range(20)
