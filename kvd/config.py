@@ -15,6 +15,17 @@ from pathlib import Path
 from typing import Any, Final, Literal, NewType, cast
 
 from kvd.errors import FileError, SettingError
+from kvd.limits import (
+    BUDGET_BYTES_MAX,
+    CHUNK_TOKENS_MAX,
+    CONTEXT_TOKENS_MAX,
+    DRAFT_TOKENS_MAX,
+    PAGE_TOKENS_MAX,
+    RUNNING_REQUESTS_COUNT_MAX,
+    SLOTS_MAX,
+    STATE_SHARE_MAX,
+    STATE_SHARE_MIN,
+)
 from kvd.setting import (
     AUTO,
     METADATA_KEY,
@@ -46,7 +57,6 @@ CLIENT_PREFIX: Final = "KVD_CLIENT_"
 _KiB: Final = 1 << 10
 _MiB: Final = 1 << 20
 _GiB: Final = 1 << 30
-_TiB: Final = 1 << 40
 
 _MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 60 * _MINUTE_MS
@@ -178,48 +188,54 @@ class SizingSettings:
 
     budget_bytes: int = setting(
         40 * _GiB,
-        ByteSize(1 * _MiB, 16 * _TiB),
+        # A hello may ask for less, and is told the floor; here it is a forgotten suffix.
+        ByteSize(1 * _MiB, BUDGET_BYTES_MAX),
         "memory per rank for arena and tables; half of an 80 GB card, beside the weights",
         flag="--budget",
     )
     page_tokens: int = setting(
         64,
-        WholeNumber((1, 1_024)),
+        WholeNumber((1, PAGE_TOKENS_MAX)),
         "tokens per page; 64 is what current attention kernels take, 1 wastes no token and "
         "costs more bookkeeping",
         flag="--page",
     )
     context_tokens: int | None = setting(
         None,
-        Auto(WholeNumber((1, 1 << 27)), "what the model's configuration says"),
+        Auto(WholeNumber((1, CONTEXT_TOKENS_MAX)), "what the model's configuration says"),
         "longest request; fixes the width of the page table's rows",
         flag="--context",
     )
     running_requests_count: int | None = setting(
         None,
-        Auto(WholeNumber((1, 1 << 16)), "as many as the budget carries, between 2,048 and 4,096"),
+        Auto(
+            WholeNumber((1, RUNNING_REQUESTS_COUNT_MAX)),
+            "as many as the budget carries, between 2,048 and 4,096",
+        ),
         "most requests that hold pages at a time; fixes the number of request rows",
         flag="--running",
     )
     state_share: float = setting(
         0.9,
-        Ratio(0.001, 1_000.0),
+        Ratio(STATE_SHARE_MIN, STATE_SHARE_MAX),
         "bytes of recurrent state per byte of token pages that sizing aims at; advice only, "
         "either side may later use the other's bytes",
     )
     state_slots: int | None = setting(
         None,
-        Auto(WholeNumber((1, 1 << 24)), "as many as state_share gives"),
+        Auto(WholeNumber((1, SLOTS_MAX)), "as many as state_share gives"),
         "recurrent-state slots that sizing aims at; overrides state_share",
     )
     chunk_tokens: int = setting(
         8_192,
-        WholeNumber((1, 1 << 24)),
+        WholeNumber((1, CHUNK_TOKENS_MAX)),
         "most tokens of one prefill pass; windows need room for the chunks in flight",
         flag="--chunk",
     )
     draft_tokens: int = setting(
-        0, WholeNumber((0, 64)), "tokens that a draft model proposes per step; 0 is no draft model"
+        0,
+        WholeNumber((0, DRAFT_TOKENS_MAX)),
+        "tokens that a draft model proposes per step; 0 is no draft model",
     )
     kv_dtype: Literal["bf16", "fp8"] = setting(
         "bf16", Choice(("bf16", "fp8")), "element type of keys and values: 2 or 1 bytes"

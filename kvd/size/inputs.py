@@ -5,6 +5,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvd.errors import SizeError
+from kvd.limits import (
+    BUDGET_BYTES_MAX,
+    CHUNK_TOKENS_MAX,
+    CONTEXT_TOKENS_MAX,
+    DRAFT_TOKENS_MAX,
+    PAGE_TOKENS_MAX,
+    RUNNING_REQUESTS_COUNT_MAX,
+    SLOTS_MAX,
+    STATE_SHARE_MAX,
+    STATE_SHARE_MIN,
+)
 from kvd_proto.memory import SizingInputs
 
 GiB: Final = 1 << 30
@@ -25,14 +36,6 @@ DEFAULT_SIZING: Final = SizingInputs(
 The budget is half of an 80 GB card. Context and running requests have no default here: they follow
 from the model and from the budget.
 """
-
-PAGE_TOKENS_MAX: Final = 1 << 16
-CONTEXT_TOKENS_MAX: Final = 1 << 31
-"""Token places are 32-bit numbers in the tables that kernels read."""
-RUNNING_COUNT_MAX: Final = 1 << 20
-SLOTS_MAX: Final = 1 << 31
-DRAFT_TOKENS_MAX: Final = 1 << 10
-BUDGET_BYTES_MAX: Final = 1 << 50
 
 ROW_SLACK_TOKENS: Final = 4
 """Tokens beyond the context that a row can name, for a step that allocates before it stops."""
@@ -99,7 +102,7 @@ def resolve_sizing(
     state_slots = inputs.state_slots
     if state_slots is None and inputs.state_share is None and has_state:
         state_slots = settings.state_slots
-    chunk_tokens = _counted("chunk_tokens", layers, 1, CONTEXT_TOKENS_MAX)
+    chunk_tokens = _counted("chunk_tokens", layers, 1, CHUNK_TOKENS_MAX)
     values = SizingValues(
         budget_bytes=_counted("budget_bytes", layers, 1, BUDGET_BYTES_MAX),
         page_tokens=_counted("page_tokens", layers, 1, PAGE_TOKENS_MAX),
@@ -115,7 +118,9 @@ def resolve_sizing(
     )
     _check_range("context_tokens", values.context_tokens, 1, CONTEXT_TOKENS_MAX)
     if values.running_count_max is not None:
-        _check_range("running_requests_count", values.running_count_max, 1, RUNNING_COUNT_MAX)
+        _check_range(
+            "running_requests_count", values.running_count_max, 1, RUNNING_REQUESTS_COUNT_MAX
+        )
     if values.state_slots is not None:
         _check_range("state_slots", values.state_slots, 1, SLOTS_MAX)
     _check_chunk(values)
@@ -151,8 +156,11 @@ def _check_range(name: str, value: int, lowest: int, highest: int) -> None:
 
 def _share(layers: tuple[SizingInputs, ...]) -> float:
     share = next(layer.state_share for layer in layers if layer.state_share is not None)
-    if not (math.isfinite(share) and share > 0):
-        raise SizeError(f"state_share is {share}: expected a ratio above 0")
+    # NaN fails both comparisons.
+    if not STATE_SHARE_MIN <= share <= STATE_SHARE_MAX:
+        raise SizeError(
+            f"state_share is {share}: expected a ratio from {STATE_SHARE_MIN} to {STATE_SHARE_MAX}"
+        )
     return share
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from tests.arch.source import Finding, Import, Module, SourceTree, is_within
 
 ORDER = (
+    "kvd.limits",
     "kvd.units",
     "kvd.errors",
     "kvd.declare",
@@ -19,9 +20,9 @@ ORDER = (
 )
 """The pure packages, low to high; each may import what stands before it."""
 
-PURE = ORDER[2:]
+PURE = ORDER[3:]
 
-_BASE = ("kvd_proto", "kvd.units", "kvd.errors")
+_BASE = ("kvd_proto", "kvd.limits", "kvd.units", "kvd.errors")
 _RIM = ("kvd.setting", "kvd.config", "kvd.presets")
 _MEMORY = ("kvd_client.device",)
 

@@ -81,7 +81,7 @@ def test_no_two_settings_share_a_name_or_a_flag() -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"KVD_PAGE_TOKENS": "64k"}, r"page_tokens = '64k' \(from KVD_PAGE_TOKENS\).* 1 to 1024"),
+        ({"KVD_PAGE_TOKENS": "64k"}, r"page_tokens = '64k' \(from KVD_PAGE_TOKENS\).* 1 to 65536"),
         ({"KVD_PAGE_TOKEN": "64"}, "KVD_PAGE_TOKEN = '64'.* did you mean page_tokens"),
         ({"KVD_QQ": "1"}, "KVD_QQ = '1'.* kvd config lists all settings"),
         ({"KVD_PORT_5555_TCP": "tcp://1.2.3.4"}, "KVD_PORT_5555_TCP.* enableServiceLinks: false"),

@@ -56,6 +56,7 @@ def test_a_context_that_nobody_says_is_refused() -> None:
         (SizingInputs(state_share=0.0), "state_share is 0.0"),
         (SizingInputs(state_share=float("nan")), "state_share is nan"),
         (SizingInputs(state_share=float("inf")), "state_share is inf"),
+        (SizingInputs(state_share=1e9), "state_share is 1000000000.0: expected a ratio from 0.001"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(inputs: SizingInputs, name: str) -> None:
