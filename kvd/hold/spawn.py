@@ -7,6 +7,7 @@ It is for demonstrations and tests. Memory then survives nothing that the daemon
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Final
 
 from kvd.errors import ServeError
@@ -17,9 +18,12 @@ START_TIMEOUT_MS: Final = 10_000
 """An interpreter starts in tens of milliseconds; on a loaded machine it may take seconds."""
 
 
-def spawn_holder(*, timeout_ms: int = START_TIMEOUT_MS) -> HolderClient:
+def spawn_holder(
+    *, timeout_ms: int = START_TIMEOUT_MS, log: Callable[[str], None] | None = None
+) -> HolderClient:
     """Start a holder and return a client of it, once it answers; raises ServeError.
 
+    ``log`` is told when this holder is lost; nothing but a new daemon replaces it then.
     Call it from a thread that lives as long as the process: the kernel ties the child to the thread
     that started it.
     """
@@ -45,7 +49,7 @@ def spawn_holder(*, timeout_ms: int = START_TIMEOUT_MS) -> HolderClient:
     finally:
         there.close()
     try:
-        return HolderClient(here, timeout_ms=timeout_ms, process=process)
+        return HolderClient(here, timeout_ms=timeout_ms, process=process, log=log)
     except BaseException:
         here.close()
         process.kill()
