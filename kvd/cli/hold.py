@@ -1,4 +1,4 @@
-"""``kvd hold``: keep the daemon's memory while the daemon restarts."""
+"""``kvd hold``: keep the daemon's memory in a process of its own."""
 
 import os
 import signal
@@ -27,10 +27,11 @@ from kvd.hold.systemd import notify_ready
     help="Where to listen. [default: hold.sock in the runtime directory]",
 )
 def hold(config_file: Path | None, socket_path: str | None) -> None:
-    """Keep the memory while the daemon restarts.
+    """Keep the daemon's memory in a process of its own.
 
-    Takes the daemon's memory in as file descriptors and hands it out again. It has to run as the
-    daemon's user, and as long as the memory is to last: what it keeps goes with it.
+    Takes the memory of one daemon at a time in as file descriptors. It has to run as the daemon's
+    user, and what it keeps goes with it. In this version a daemon starts cold: it drops what an
+    earlier one left here, because there is no journal yet that says what it means.
     """
     environ = process_environment()
     settings = load_settings(

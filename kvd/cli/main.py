@@ -26,7 +26,7 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS: Final[dict[str, Subcommand]] = {
     "serve": Subcommand("kvd.cli.serve", "serve", "Run the daemon."),
-    "hold": Subcommand("kvd.cli.hold", "hold", "Keep the memory while the daemon restarts."),
+    "hold": Subcommand("kvd.cli.hold", "hold", "Keep the daemon's memory in a process of its own."),
     "plan": Subcommand("kvd.cli.plan", "plan", "Say what fits: bands, bytes, floor, targets."),
     "stats": Subcommand("kvd.cli.stats", "stats", "Show what a running daemon's bands hold."),
     "map": Subcommand("kvd.cli.map", "map_", "Draw the arena: bands, holes, pending pages."),

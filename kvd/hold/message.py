@@ -1,7 +1,9 @@
 """What daemon and holder say to each other, one request and one answer at a time.
 
-The holder speaks first: a greeting with its version, or why it does not serve this peer. It
-outlives upgrades of the daemon, so no struct here changes without a new version.
+The holder speaks first: a greeting with its version, or why it does not serve this peer. It may be
+another user's process, or another daemon may use the holder (BUSY, with that one's pid).
+
+The holder outlives upgrades of the daemon, so no struct here changes without a new version.
 """
 
 from typing import Final, NewType, TypeAlias

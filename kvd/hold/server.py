@@ -4,6 +4,7 @@ It imports neither a messaging nor a numeric library: the less it does, the long
 """
 
 import os
+import select
 import selectors
 import socket
 from typing import Final
@@ -35,21 +36,22 @@ from kvd_client.device.descriptors import (
 )
 from kvd_proto.errors import ErrorCode, KvdError
 
-CONNECTIONS_MAX: Final = 16
-"""A daemon, its successor, and somebody who looks."""
 LISTING_COUNT_MAX: Final = 128
 """Names in one answer: 128 of at most 200 bytes stay well below the cap of a message."""
 
 
 class HolderServer:
-    """Keeps descriptors for processes of its own user."""
+    """Keeps descriptors for one daemon at a time, a process of its own user.
+
+    A daemon that starts drops what it finds here, so two of them would destroy each other's.
+    """
 
     def __init__(self, listener: socket.socket | None = None) -> None:
         """Serve a listener, or only the connections that `adopt` brings."""
         self._table = DescriptorTable()
         self._nonce = create_nonce()
         self._selector = selectors.DefaultSelector()
-        self._connections: list[socket.socket] = []
+        self._daemon: socket.socket | None = None
         self._listener = listener
         if listener is not None:
             listener.setblocking(False)
@@ -57,12 +59,13 @@ class HolderServer:
 
     def adopt(self, sock: socket.socket) -> None:
         """Greet and serve a connection that exists already; takes the socket over."""
+        assert self._daemon is None
         sock.setblocking(False)
         if not _send(sock, Greeting(HOLD_VERSION), [self._nonce]):
             sock.close()
             return
         self._selector.register(sock, selectors.EVENT_READ)
-        self._connections.append(sock)
+        self._daemon = sock
 
     def run(self, stop: socket.socket | None = None) -> int:
         """Serve until ``stop`` becomes readable, or nobody can reach this holder any more.
@@ -71,7 +74,7 @@ class HolderServer:
         """
         if stop is not None:
             self._selector.register(stop, selectors.EVENT_READ)
-        while self._listener is not None or self._connections:
+        while self._listener is not None or self._daemon is not None:
             for key, _ in self._selector.select():
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
@@ -79,14 +82,14 @@ class HolderServer:
                     return len(self._table)
                 if sock is self._listener:
                     self._accept(sock)
-                else:
+                elif sock is self._daemon:  # an accept may just have parted from it
                     self._serve(sock)
         return len(self._table)
 
     def close(self) -> None:
         """Part from everybody and let go of everything that is kept."""
-        for sock in list(self._connections):
-            self._part(sock)
+        if self._daemon is not None:
+            self._part(self._daemon)
         self._selector.close()
         self._table.close()
         os.close(self._nonce)
@@ -102,16 +105,29 @@ class HolderServer:
             refusal = Refused(
                 ErrorCode.FORBIDDEN, f"this holder serves uid {os.geteuid()}, not uid {uid}"
             )
-        elif len(self._connections) >= CONNECTIONS_MAX:
-            refusal = Refused(
-                ErrorCode.BUSY, f"CONNECTIONS_MAX = {CONNECTIONS_MAX} connections are open"
-            )
+        else:
+            self._finish_ended()
+            if self._daemon is not None:
+                pid = peer_credentials(self._daemon).pid
+                refusal = Refused(
+                    ErrorCode.BUSY,
+                    f"process {pid} uses it, and it serves one daemon at a time; stop that one, or "
+                    "start another holder with: kvd hold --socket PATH",
+                )
         if refusal is None:
             self.adopt(sock)
             return
         sock.setblocking(False)
         _send(sock, refusal, [])
         sock.close()
+
+    def _finish_ended(self) -> None:
+        """Carry out what a daemon that ended asked last and part from it: its place is free.
+
+        Its end may be noticed in the same round as its successor's connection, in either order.
+        """
+        while self._daemon is not None and _hung_up(self._daemon):
+            self._serve(self._daemon)
 
     def _serve(self, sock: socket.socket) -> None:
         """Answer one request; a peer that breaks the rules or is gone loses its connection."""
@@ -163,8 +179,15 @@ class HolderServer:
 
     def _part(self, sock: socket.socket) -> None:
         self._selector.unregister(sock)
-        self._connections.remove(sock)
+        self._daemon = None
         sock.close()
+
+
+def _hung_up(sock: socket.socket) -> bool:
+    """Return whether the peer's end is closed, by itself or because its process ended."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return bool(poll.poll(0))
 
 
 def _send(sock: socket.socket, answer: Answer, descriptors: list[int]) -> bool:

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -93,13 +93,72 @@ def test_without_its_holder_a_daemon_starts_no_group_but_lives_on(start: Start) 
         os.kill(holder, signal.SIGKILL)
         wait_ended(holder)
 
-        with Ranks(daemon.address, "late") as late, pytest.raises(AttachError, match="holder"):
+        with (
+            Ranks(daemon.address, "late") as late,
+            pytest.raises(AttachError, match=rf"own holder \(pid {holder}\).*restart the daemon"),
+        ):
             late.attach()
 
         admit(client, [1])
     wait_until("the early group is gone", lambda: daemon.group("early") is None)
     assert "event=release_problem group=early" in daemon.log()
     assert daemon.stop() == 0
+
+
+def test_a_second_daemon_on_a_holder_is_refused_and_the_first_keeps_its_memory(
+    folder: Path, group: str
+) -> None:
+    group = f"{group}-{os.getpid()}"
+    with holding(folder) as holder, serving(folder, "--holder", "external") as daemon:
+        with Ranks(daemon.address, group) as ranks:
+            admit(ranks.attach(), [1])
+
+            second = run_kvd(
+                *("serve", "--runtime-dir", str(folder.with_name("second"))),
+                *("--holder", "external", "--hold-socket", str(folder / "hold.sock")),
+            )
+
+            assert second.returncode != 0
+            (error,) = errors_of(second.stderr)
+            assert f"process {daemon.pid} uses it" in error
+            assert any(
+                one.startswith(f"{holder.pid}:")
+                for one in keepers_of_memory(f"kvd-{group}.1.0.0-arena")
+            )
+        wait_until("the memory is gone", lambda: not keepers_of_memory(f"kvd-{group}."))
+        assert "release_problem" not in daemon.log()
+
+
+def test_a_daemon_goes_on_with_a_holder_that_was_killed_and_started_again(
+    folder: Path, group: str
+) -> None:
+    group = f"{group}-{os.getpid()}"
+    with (
+        ExitStack() as stack,
+        holding(folder) as first,
+        serving(folder, "--holder", "external") as daemon,
+    ):
+        with Ranks(daemon.address, f"{group}-early") as early:
+            client = early.attach()
+            first.kill()
+            first.wait()
+            with (
+                Ranks(daemon.address, f"{group}-lost") as lost,
+                pytest.raises(AttachError, match=r"no holder answers at .*kvd hold"),
+            ):
+                lost.attach()
+            second = stack.enter_context(holding(folder))
+
+            with Ranks(daemon.address, f"{group}-late") as late:
+                admit(late.attach(), [1])
+                kept = keepers_of_memory(f"kvd-{group}-early.1.0.0-arena")
+                assert any(one.startswith(f"{second.pid}:") for one in kept)
+            admit(client, [1])
+
+        wait_until("the memory is gone", lambda: not keepers_of_memory(f"kvd-{group}-"))
+        assert daemon.log().count("event=holder_lost") == 1
+        assert daemon.log().count("event=holder_back") == 1
+        assert "release_problem" not in daemon.log()
 
 
 def test_a_missing_holder_is_named_with_its_path(folder: Path) -> None:
@@ -114,7 +173,7 @@ def test_a_missing_holder_is_named_with_its_path(folder: Path) -> None:
 @contextmanager
 def holding(folder: Path) -> Generator["subprocess.Popen[str]"]:
     """Run ``kvd hold`` in the folder of a daemon."""
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
     arguments = command("hold", "--socket", str(folder / "hold.sock"))
     with subprocess.Popen(
         arguments, stdout=subprocess.PIPE, text=True, env=environment()

@@ -10,7 +10,7 @@ import pytest
 
 from kvd.errors import ServeError
 from kvd.hold import server as hold_server
-from kvd.hold.client import HolderClient, connect
+from kvd.hold.client import ExternalHolder, HolderClient, connect
 from kvd.hold.endpoint import open_endpoint
 from kvd.hold.message import (
     Answer,
@@ -69,7 +69,7 @@ def holder(tmp_path: Path) -> Iterator[RunningHolder]:
 
 
 @pytest.fixture
-def client(holder: RunningHolder) -> Iterator[HolderClient]:
+def client(holder: RunningHolder) -> Iterator[ExternalHolder]:
     client = connect(holder.path)
     yield client
     client.close()
@@ -82,7 +82,7 @@ def new_memory(content: bytes) -> int:
 
 
 def test_contents_come_back_over_another_connection(
-    holder: RunningHolder, client: HolderClient
+    holder: RunningHolder, client: ExternalHolder
 ) -> None:
     descriptor = new_memory(b"kept")
     client.put("g/0/0/arena", descriptor, 4096)
@@ -98,7 +98,7 @@ def test_contents_come_back_over_another_connection(
     successor.close()
 
 
-def test_put_leaves_the_callers_descriptor_open(client: HolderClient) -> None:
+def test_put_leaves_the_callers_descriptor_open(client: ExternalHolder) -> None:
     descriptor = new_memory(b"mine")
 
     client.put("arena", descriptor, 4096)
@@ -107,7 +107,7 @@ def test_put_leaves_the_callers_descriptor_open(client: HolderClient) -> None:
     os.close(descriptor)
 
 
-def test_a_dropped_name_is_gone(client: HolderClient) -> None:
+def test_a_dropped_name_is_gone(client: ExternalHolder) -> None:
     descriptor = new_memory(b"x")
     client.put("arena", descriptor, 4096)
     os.close(descriptor)
@@ -120,7 +120,7 @@ def test_a_dropped_name_is_gone(client: HolderClient) -> None:
 
 
 def test_a_refusal_leaves_the_connection_usable_and_no_descriptor_behind(
-    client: HolderClient,
+    client: ExternalHolder,
 ) -> None:
     descriptor = new_memory(b"x")
     client.put("arena", descriptor, 4096)
@@ -138,7 +138,7 @@ def test_a_refusal_leaves_the_connection_usable_and_no_descriptor_behind(
 
 
 def test_a_long_listing_arrives_in_parts(
-    client: HolderClient, monkeypatch: pytest.MonkeyPatch
+    client: ExternalHolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hold_server, "LISTING_COUNT_MAX", 2)
     descriptor = new_memory(b"x")
@@ -150,15 +150,18 @@ def test_a_long_listing_arrives_in_parts(
     assert [held.name for held in client.held()] == names
 
 
-def test_all_clients_of_a_holder_see_one_nonce(holder: RunningHolder, client: HolderClient) -> None:
-    other = connect(holder.path)
+def test_a_daemon_and_its_successor_see_one_nonce(
+    holder: RunningHolder, client: ExternalHolder
+) -> None:
+    client.close()
+    successor = connect(holder.path)
 
-    assert client.nonce() == other.nonce()
+    assert client.nonce() == successor.nonce()
     assert len(client.nonce()) == 32
-    other.close()
+    successor.close()
 
 
-def test_another_holder_has_another_nonce(client: HolderClient, tmp_path: Path) -> None:
+def test_another_holder_has_another_nonce(client: ExternalHolder, tmp_path: Path) -> None:
     other = RunningHolder(tmp_path / "other.sock")
     stranger = connect(other.path)
 
@@ -202,15 +205,46 @@ def test_another_user_is_refused(holder: RunningHolder, monkeypatch: pytest.Monk
     assert refused.value.code is ErrorCode.FORBIDDEN
 
 
-def test_one_connection_too_many_is_refused_with_the_bound(
-    holder: RunningHolder, client: HolderClient, monkeypatch: pytest.MonkeyPatch
+def test_a_second_daemon_is_refused_with_the_pid_of_the_first(
+    holder: RunningHolder, client: ExternalHolder
 ) -> None:
-    monkeypatch.setattr(hold_server, "CONNECTIONS_MAX", 1)
+    descriptor = new_memory(b"mine")
+    client.put("arena", descriptor, 4096)
+    os.close(descriptor)
 
-    with pytest.raises(ServeError, match="CONNECTIONS_MAX = 1"):
+    with pytest.raises(ServeError, match=f"process {os.getpid()} uses it") as refused:
         connect(holder.path)
 
-    assert client.held() == ()
+    assert refused.value.code is ErrorCode.BUSY
+    assert client.held() == (HeldMemory("arena", 4096),)
+
+
+def test_what_a_daemon_asked_last_is_done_before_its_successor_is_greeted(tmp_path: Path) -> None:
+    endpoint = open_endpoint(tmp_path / "hold.sock", what="holder")
+    server = HolderServer(endpoint.listener)
+    here, there = descriptors.socket_pair()
+    server.adopt(there)
+    _, nonce = descriptors.receive_message(here, 1)
+    # The successor knocks first, so that the holder's first round meets it before the end.
+    successor = descriptors.connect(str(endpoint.path), timeout_ms=DEADLINE_S * 1000)
+    descriptor = new_memory(b"x")
+    descriptors.send_message(here, encode(Put("arena", 4096)), [descriptor])
+    here.close()
+    stop, stopped = socket.socketpair()
+    loop = threading.Thread(target=server.run, args=(stopped,), daemon=True)
+    loop.start()
+
+    client = HolderClient(successor)
+
+    assert client.held() == (HeldMemory("arena", 4096),)
+    client.close()
+    stop.send(b"x")
+    loop.join(DEADLINE_S)
+    server.close()
+    endpoint.close()
+    descriptors.close_all([descriptor, *nonce])
+    stop.close()
+    stopped.close()
 
 
 def raw_answer(path: Path, payload: bytes, fds: list[int]) -> Answer:
@@ -240,7 +274,7 @@ def raw_answer(path: Path, payload: bytes, fds: list[int]) -> Answer:
 )
 def test_a_request_against_the_rules_is_refused_and_leaves_nothing_behind(
     holder: RunningHolder,
-    client: HolderClient,
+    client: ExternalHolder,
     request_bytes: bytes,
     fds_count: int,
     code: ErrorCode,
@@ -248,16 +282,18 @@ def test_a_request_against_the_rules_is_refused_and_leaves_nothing_behind(
 ) -> None:
     descriptor = new_memory(b"x")
     before = len(os.listdir("/proc/self/fd"))
+    client.close()
 
     answer = raw_answer(holder.path, request_bytes, [descriptor] * fds_count)
 
     assert isinstance(answer, Refused)
     assert answer.code == code
     assert message in answer.message
-    assert client.held() == ()
-    # A second request makes sure that the holder is done with the first connection.
-    assert client.held() == ()
+    # A daemon is greeted only when the holder is done with the connection before.
+    successor = connect(holder.path)
+    assert successor.held() == ()
     assert len(os.listdir("/proc/self/fd")) == before
+    successor.close()
     os.close(descriptor)
 
 
