@@ -1,10 +1,14 @@
 """How full an arena gets before the first request is refused, without a daemon or any memory.
 
-Requests of a trace arrive in order. Each is admitted with its whole length, then takes all of it,
-prompt and answer, chunk by chunk; none ends. The trace starts anew when it is over, until a request
-is refused. What was promised, taken and asked by then is compared with the bytes there are, and the
-same requests are laid out the way other designs would: a fixed share for every band, chosen with
-hindsight for this trace or by default, and equal pages of the least common multiple of all units.
+Requests of a trace arrive in order. Each is admitted with its whole length and takes its prompt,
+chunk by chunk; none ends. The trace starts anew when it is over, until a request is refused. What
+was promised, taken and asked by then is compared with the bytes there are. Then all that were
+admitted decode their answers to the end, a token per step and all in one step, which shows that
+every promise is kept; what they hold after it is the useful share.
+
+The same requests are laid out the way other designs would: a fixed share for every band, chosen
+with hindsight for this trace or by default, and equal pages of the least common multiple of all
+units.
 """
 
 import math
@@ -13,19 +17,15 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Final
 
-import numpy as np
-
-from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage, build_group
-from kvd.engine.stage import StageEngine
 from kvd.errors import WorkloadError
 from kvd.presets import preset_config, preset_names
 from kvd.testing.bench_figures import Figure
+from kvd.testing.bench_fill import Costs, Counts, Filler
 from kvd.testing.traces import Trace, TraceRequest
 from kvd.units import ceil_div
 from kvd_proto.memory import BandPlan, DeclaredConfig, Lifetime, SizingInputs
-from kvd_proto.operations import Admit, Advance, BatchEnd, Free, Take
-from kvd_proto.outcomes import AdmitResult, Outcome, Refusal, Verdict
+from kvd_proto.outcomes import Reason
 
 GiB: Final = 1 << 30
 UNCLAIMED_PERCENT_MAX: Final = 1.0
@@ -33,18 +33,17 @@ UNCLAIMED_PERCENT_MAX: Final = 1.0
 REQUESTS_MAX: Final = 1 << 20
 """Requests after which a run that never refuses is given up."""
 ROWS_PER_ARENA_COUNT: Final = 1 << 14
-STATE_SHARE: Final = 64.0
-"""States are sized to take almost everything: rows for requests must not be what runs out."""
+STATE_SHARES: Final = (64.0, 16.0, 4.0, 1.0)
+"""State bytes per byte of the other bands to size with; the one that gives most rows is used.
+
+Mostly that is where states take almost everything. In a small arena too few pages are then left.
+"""
 DEFAULT_STATE_SHARE: Final = 0.9
 """State bytes per byte of the token bands in the default static split: SGLang's default."""
 DEFAULT_WINDOW_SHARE: Final = 0.8
 """Tokens of a window band per token of full attention in the default split: SGLang's default."""
-PROGRAM: Final = 0
 RIVALS: Final = ("static_hindsight", "static_default", "lcm_pages")
 """The other designs that the same requests are laid out in."""
-
-Counts = tuple[int, ...]
-"""One number per band, chain order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +55,11 @@ class CapacitySpec:
     budget_bytes: int
     page_tokens: int
 
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one request asks for at first, holds when grown, and keeps promised beside that."""
-
-    asked_units: Counts
-    held_units: Counts
-    promised_units: Counts
-
     @property
-    def kept_units(self) -> Counts:
-        """Return what nobody else can have once the request has grown."""
-        return tuple(a + b for a, b in zip(self.held_units, self.promised_units, strict=True))
+    def name(self) -> str:
+        """Return what figures of this cell begin with."""
+        trace = self.trace.name.partition(".")[0]
+        return f"{trace}_{self.preset}_{self.budget_bytes / GiB:g}GiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +68,24 @@ class Fill:
 
     admitted_count: int
     held_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityFailure:
+    """A cell that could not be measured, and why."""
+
+    spec: CapacitySpec
+    message: str
+
+    def fields(self) -> dict[str, object]:
+        """Return the cell as the benchmark document holds it."""
+        return {
+            "trace": self.spec.trace.name,
+            "model": self.spec.preset,
+            "budget_bytes": self.spec.budget_bytes,
+            "page_tokens": self.spec.page_tokens,
+            "message": self.message,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,10 @@ class CapacityRun:
     """Requests skipped because they fit no empty arena."""
     reason: str
     """Why the first refused request was refused."""
+    claimed_bytes: int
+    """Live, promised and asked at the first refusal."""
     live_bytes: int
+    """Live once all admitted requests have their whole answers, as are the promised ones left."""
     promised_bytes: int
     asked_bytes: int
     rivals: dict[str, Fill]
@@ -101,12 +113,11 @@ class CapacityRun:
     @property
     def claimed_percent(self) -> float:
         """Return live, promised and asked bytes at the first refusal, of those there are."""
-        claimed_bytes = self.live_bytes + self.promised_bytes + self.asked_bytes
-        return 100 * claimed_bytes / self.usable_bytes
+        return 100 * self.claimed_bytes / self.usable_bytes
 
     @property
     def useful_percent(self) -> float:
-        """Return the bytes of live pages and slots at the first refusal."""
+        """Return the bytes of live pages and slots of the admitted requests with their answers."""
         return 100 * self.live_bytes / self.usable_bytes
 
     def rival_percent(self, name: str) -> float:
@@ -114,17 +125,21 @@ class CapacityRun:
         return 100 * self.rivals[name].held_bytes / self.usable_bytes
 
     @property
+    def lacks_rows(self) -> bool:
+        """Return whether rows ran out, which says nothing about bytes."""
+        return self.reason.endswith(Reason.NO_ROWS.value)
+
+    @property
     def name(self) -> str:
         """Return what figures of this cell begin with."""
-        trace = self.spec.trace.name.partition(".")[0]
-        return f"{trace}_{self.spec.preset}_{self.spec.budget_bytes / GiB:g}GiB"
+        return self.spec.name
 
     def figures(self) -> list[Figure]:
         """Return the cell as figures; lower is better where there is a target."""
+        # Without a row for it a request is refused whatever bytes there are.
+        target = None if self.lacks_rows else UNCLAIMED_PERCENT_MAX
         found = [
-            Figure(
-                f"{self.name}_unclaimed", 100 - self.claimed_percent, "%", UNCLAIMED_PERCENT_MAX
-            ),
+            Figure(f"{self.name}_unclaimed", 100 - self.claimed_percent, "%", target),
             Figure(f"{self.name}_useful", self.useful_percent, "%"),
         ]
         found += [
@@ -145,6 +160,7 @@ class CapacityRun:
             "requests": self.admitted_count,
             "never": self.never_count,
             "reason": self.reason,
+            "claimed_bytes": self.claimed_bytes,
             "live_bytes": self.live_bytes,
             "promised_bytes": self.promised_bytes,
             "asked_bytes": self.asked_bytes,
@@ -167,7 +183,8 @@ def shared_presets() -> tuple[str, ...]:
 def measure_capacity(spec: CapacitySpec) -> CapacityRun:
     """Fill an arena until a request is refused, and lay the same requests out otherwise.
 
-    Raises WorkloadError for a model with one band, if nothing fits and if nothing is ever refused.
+    Raises WorkloadError for a model with one band, if nothing fits, if nothing is ever refused and
+    if tokens that were promised are refused.
     """
     context_tokens = max(request.total_tokens for request in spec.trace.requests)
     storage = _storage(
@@ -180,8 +197,8 @@ def measure_capacity(spec: CapacitySpec) -> CapacityRun:
     if len(bands) < 2:
         raise WorkloadError(f"{spec.preset} has one band: nothing is shared there")
     usable_bytes = storage.storage.arena_bytes - storage.storage.sink_bytes
-    costs = _Costs(storage)
-    filler = _Filler(storage)
+    costs = Costs(storage)
+    filler = Filler(storage)
     never_count = 0
     reason, refused = "", None
     for request in _arrivals(spec.trace):
@@ -198,9 +215,13 @@ def measure_capacity(spec: CapacitySpec) -> CapacityRun:
         if reason:
             refused = cost
             break
-        filler.grow(request)
+        filler.prefill(request)
     assert refused is not None
     unit_bytes = tuple(band.unit_bytes for band in bands)
+    claimed_bytes = _bytes(refused.asked_units, unit_bytes) + sum(
+        _bytes(units, unit_bytes) for units in filler.counts()
+    )
+    filler.decode_all()
     live, promised = filler.counts()
     return CapacityRun(
         spec=spec,
@@ -209,6 +230,7 @@ def measure_capacity(spec: CapacitySpec) -> CapacityRun:
         admitted_count=filler.admitted_count,
         never_count=never_count,
         reason=reason,
+        claimed_bytes=claimed_bytes,
         live_bytes=_bytes(live, unit_bytes),
         promised_bytes=_bytes(promised, unit_bytes),
         asked_bytes=_bytes(refused.asked_units, unit_bytes),
@@ -216,103 +238,11 @@ def measure_capacity(spec: CapacitySpec) -> CapacityRun:
     )
 
 
-# ---- kvd --------------------------------------------------------------------------------------
-
-
-class _Filler:
-    """One stage's engine, driven as a program without forwards would."""
-
-    def __init__(self, storage: StageStorage) -> None:
-        self._engine = StageEngine(storage, level=CheckLevel.WARN)
-        self._chunk_tokens = storage.sized.chunk_tokens
-        self._request = 0
-        self.admitted_count = 0
-
-    def admit(self, request: TraceRequest) -> str:
-        """Admit a request with its whole length; return why not, or an empty text."""
-        self._request += 1
-        outcome = self._engine.decide(
-            PROGRAM,
-            Admit(
-                _ids(self._request),
-                _tokens(request.prompt_tokens),
-                _tokens(request.output_tokens),
-            ),
-        )
-        result = outcome.result
-        assert isinstance(result, AdmitResult)
-        verdict = Verdict(_first_of_column(outcome, result.verdicts))
-        self._end_batch()
-        if verdict is Verdict.FITS:
-            self.admitted_count += 1
-            return ""
-        return f"{verdict.name}: {result.refusals[0].reason.value}"
-
-    def grow(self, request: TraceRequest) -> None:
-        """Take the whole length of the newest request, chunk by chunk."""
-        left_tokens = request.total_tokens
-        while left_tokens:
-            # A prompt's last chunk ends with the prompt, as it does where its first token is drawn.
-            prompt_left = left_tokens - request.output_tokens
-            tokens = min(self._chunk_tokens, prompt_left if prompt_left > 0 else left_tokens)
-            taken = self._engine.decide(PROGRAM, Take(_ids(self._request), tokens)).result
-            if isinstance(taken, Refusal):
-                raise WorkloadError(
-                    f"request {request.line_index} was admitted and refused {tokens} of its "
-                    f"tokens: {taken.reason.value}"
-                )
-            self._engine.decide(PROGRAM, Advance(_ids(self._request), tokens))
-            self._end_batch()
-            left_tokens -= tokens
-
-    def free(self) -> None:
-        """End the newest request."""
-        self._engine.decide(PROGRAM, Free(_ids(self._request)))
-        self._end_batch()
-
-    def counts(self) -> tuple[Counts, Counts]:
-        """Return live and promised units per band."""
-        statistics = self._engine.chain.statistics()
-        return (
-            tuple(band.live_units for band in statistics),
-            tuple(band.promised_units for band in statistics),
-        )
-
-    def _end_batch(self) -> None:
-        self._engine.decide(PROGRAM, BatchEnd())
-        self._engine.settle()
-
-
-class _Costs:
-    """What requests of every length cost, found by having an empty stage admit and grow them."""
-
-    def __init__(self, storage: StageStorage) -> None:
-        self._filler = _Filler(storage)
-        self._known: dict[tuple[int, int], Cost | None] = {}
-
-    def of(self, request: TraceRequest) -> Cost | None:
-        """Return a request's cost, None if it fits no empty arena."""
-        key = (request.prompt_tokens, request.output_tokens)
-        if key not in self._known:
-            self._known[key] = self._measure(request)
-        return self._known[key]
-
-    def _measure(self, request: TraceRequest) -> Cost | None:
-        filler = self._filler
-        if filler.admit(request):
-            return None
-        _, asked = filler.counts()
-        filler.grow(request)
-        held, promised = filler.counts()
-        filler.free()
-        return Cost(asked, held, promised)
-
-
 # ---- other designs ----------------------------------------------------------------------------
 
 
 def _rivals(
-    trace: Trace, costs: _Costs, bands: Sequence[BandPlan], usable_bytes: int
+    trace: Trace, costs: Costs, bands: Sequence[BandPlan], usable_bytes: int
 ) -> dict[str, Fill]:
     """Lay the trace's requests out as other designs would, with the same promises kept."""
     unit_bytes = tuple(band.unit_bytes for band in bands)
@@ -395,15 +325,21 @@ def _storage(
 ) -> StageStorage:
     """Return a stage whose request rows and slots are not what runs out first."""
     declaration = DeclaredConfig(config_json=preset_config(preset), name=preset)
-    inputs = SizingInputs(
-        budget_bytes=budget_bytes,
-        page_tokens=page_tokens,
-        context_tokens=context_tokens,
-        running_requests_count=ROWS_PER_ARENA_COUNT,
-        state_share=STATE_SHARE,
-        cached_slots=0,
-    )
-    return build_group(declaration, inputs=inputs).stages[0]
+    sized = [
+        build_group(
+            declaration,
+            inputs=SizingInputs(
+                budget_bytes=budget_bytes,
+                page_tokens=page_tokens,
+                context_tokens=context_tokens,
+                running_requests_count=ROWS_PER_ARENA_COUNT,
+                state_share=state_share,
+                cached_slots=0,
+            ),
+        ).stages[0]
+        for state_share in STATE_SHARES
+    ]
+    return max(sized, key=lambda storage: storage.sized.running_requests_count)
 
 
 def _arrivals(trace: Trace) -> Iterator[TraceRequest]:
@@ -416,15 +352,3 @@ def _arrivals(trace: Trace) -> Iterator[TraceRequest]:
 
 def _bytes(units: Counts, unit_bytes: Counts) -> int:
     return sum(count * size for count, size in zip(units, unit_bytes, strict=True))
-
-
-def _first_of_column(outcome: Outcome, index: int) -> int:
-    return int(np.frombuffer(outcome.columns, dtype="<i4")[sum(outcome.lengths[:index])])
-
-
-def _ids(request: int) -> bytes:
-    return request.to_bytes(8, "little")
-
-
-def _tokens(count: int) -> bytes:
-    return count.to_bytes(4, "little")

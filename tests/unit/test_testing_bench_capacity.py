@@ -13,7 +13,7 @@ from kvd.testing.bench_capacity import (
     measure_capacity,
     shared_presets,
 )
-from kvd.testing.traces import Trace, TraceRequest
+from kvd.testing.traces import EXCERPT_NAMES, Trace, TraceRequest, excerpt
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -114,6 +114,35 @@ def test_figures_name_their_cell_and_judge_what_is_left_over(run: CapacityRun) -
 
 
 def test_a_refusal_with_room_left_misses_the_target(run: CapacityRun) -> None:
-    early = replace(run, live_bytes=run.live_bytes // 2)
+    early = replace(run, claimed_bytes=run.claimed_bytes // 2)
 
     assert early.figures()[0].ok is False
+
+
+def test_claims_are_the_same_before_and_after_decoding(run: CapacityRun) -> None:
+    # Decoding turns promises into pages and takes nothing beside them.
+    assert run.claimed_bytes == run.live_bytes + run.promised_bytes + run.asked_bytes
+    assert run.rivals["static_hindsight"].held_bytes == run.live_bytes
+
+
+@pytest.mark.parametrize("trace_name", EXCERPT_NAMES)
+def test_answers_longer_than_a_chunk_are_decoded_in_a_full_arena(trace_name: str) -> None:
+    found = measure_capacity(spec("gemma-3-27b", 20 * GiB, excerpt(trace_name)))
+
+    assert found.reason == "WAIT: NO_BYTES"
+    assert found.claimed_percent >= 99
+    assert found.claimed_bytes == found.live_bytes + found.promised_bytes + found.asked_bytes
+
+
+def test_rows_do_not_run_out_before_bytes_in_a_small_arena() -> None:
+    found = measure_capacity(spec("phi-4-mini-flash", GiB, excerpt("azure_2023_conv.csv")))
+
+    assert found.reason == "WAIT: NO_BYTES"
+    assert found.figures()[0].ok
+
+
+def test_running_out_of_rows_is_reported_and_not_judged(run: CapacityRun) -> None:
+    rowless = replace(run, reason="WAIT: NO_ROWS", claimed_bytes=run.claimed_bytes // 2)
+
+    assert rowless.figures()[0].ok is None
+    assert rowless.fields()["reason"] == "WAIT: NO_ROWS"
