@@ -6,6 +6,7 @@ needs axes anyway. It is not installed with kvd but with the extra ``plot``, and
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from os import W_OK, access
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -48,6 +49,10 @@ def check_plot_path(path: Path) -> None:
     """Raise SettingError unless a picture can be written under this name here."""
     if path.suffix.lower() not in (".png", ".svg"):
         raise SettingError(f"{path}: a picture's name ends in .png or .svg")
+    if not path.parent.is_dir():
+        raise SettingError(f"{path}: there is no folder {path.parent} to write a picture to")
+    if not access(path if path.exists() else path.parent, W_OK):
+        raise SettingError(f"{path}: no permission to write a picture there")
     require_matplotlib()
 
 
@@ -85,8 +90,13 @@ def save_figure(figure: Figure, path: Path, *, file_format: str | None = None) -
     # Dates and random ids would make two pictures of the same thing differ.
     metadata: dict[str, Any] = {"Date": None} if _format(path, file_format) == "svg" else {}
     try:
+        # Tight, as legends stand below their axes and grow with the number of bands.
         figure.savefig(
-            path, format=_format(path, file_format), dpi=DOTS_PER_INCH, metadata=metadata
+            path,
+            format=_format(path, file_format),
+            dpi=DOTS_PER_INCH,
+            metadata=metadata,
+            bbox_inches="tight",
         )
     except OSError as error:
         raise FileError(f"picture {path} cannot be written: {error.strerror or error}") from error

@@ -107,6 +107,19 @@ def test_the_legend_counts_every_use(tmp_path: Path) -> None:
     assert all(word in words for word in ("fixed", "pending", "promised", "hole", "sink", "free"))
 
 
+@pytest.mark.parametrize("stage_count", [1, 3])
+def test_nothing_of_the_legend_is_cut_off(tmp_path: Path, stage_count: int) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    path = tmp_path / "arena.png"
+
+    plot.save_figure(plot.draw_arenas([("g", MIXED)] * stage_count), path)
+
+    # The legend has a frame: where it is cut off, its sides reach the edge of the picture.
+    pixels = image.imread(path)
+    assert (pixels[0] == 1).all()
+    assert (pixels[-1] == 1).all()
+
+
 def test_a_bar_is_drawn_for_every_stretch() -> None:
     axes = plot.draw_arenas([("g", MIXED)]).axes[0]
 
