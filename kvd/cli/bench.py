@@ -13,17 +13,19 @@ import click
 from kvd.cli.output import print_json, print_table
 from kvd.cli.plot import check_plot_path, draw_capacity, save_figure
 from kvd.cli.query import fetch_statistics, read_statistics
-from kvd.errors import SettingError
+from kvd.errors import KvdError, SettingError, WorkloadError
 from kvd.presets import preset_names
 from kvd.setting import parse_bytes, show_bytes
 from kvd.testing.bench_capacity import (
     RIVALS,
+    CapacityFailure,
     CapacityRun,
     CapacitySpec,
     measure_capacity,
     shared_presets,
 )
 from kvd.testing.bench_core import measure_core, measure_feasible
+from kvd.testing.bench_decode import CHUNK_TOKENS
 from kvd.testing.bench_figures import NS_PER_US, Figure
 from kvd.testing.bench_rpc import CoreTotals, RpcSpec, measure_rpc
 from kvd.testing.bench_scale import measure_scale
@@ -52,7 +54,7 @@ _page_option = click.option(
     "pages",
     default=PAGES,
     metavar="LIST",
-    help=f"Tokens per page, each in turn ({PAGES}).",
+    help=f"Tokens per page, each in turn, up to {CHUNK_TOKENS} ({PAGES}).",
 )
 _seed_option = click.option(
     "--seed", "seed_index", type=click.IntRange(0), default=1, help="Draws the prompts (1)."
@@ -202,21 +204,48 @@ def capacity(
         check_plot_path(plot_path)
     traces = [read_trace(path) for path in trace_paths] or [excerpt(name) for name in EXCERPT_NAMES]
     sizes = [parse_bytes(text, name="--budget") for text in budgets]
-    runs: list[CapacityRun] = []
-    for trace in traces:
-        for preset in presets or shared_presets():
-            for budget_bytes in sizes:
-                run = measure_capacity(CapacitySpec(trace, preset, budget_bytes, page_tokens))
-                runs.append(run)
-                click.echo(f"{run.name}: {run.useful_percent:.1f} % useful", err=True)
-    if plot_path is not None:
+    specs = [
+        CapacitySpec(trace, preset, budget_bytes, page_tokens)
+        for trace in traces
+        for preset in presets or shared_presets()
+        for budget_bytes in sizes
+    ]
+    runs, failures = _measure_cells(specs)
+    if plot_path is not None and runs:
         save_figure(draw_capacity(runs), plot_path)
     if as_json:
         figures = [figure.fields() for run in runs for figure in run.figures()]
-        document = {"results": figures, "runs": [run.fields() for run in runs]}
+        document = {
+            "results": figures,
+            "runs": [run.fields() for run in runs],
+            "failures": [failure.fields() for failure in failures],
+        }
         print_json(SCHEMA, {"bench": "capacity", **document})
-        return
-    print_table("kvd bench capacity", _CAPACITY_COLUMNS, [_capacity_row(run) for run in runs])
+    elif runs:
+        print_table("kvd bench capacity", _CAPACITY_COLUMNS, [_capacity_row(run) for run in runs])
+    if failures:
+        raise WorkloadError(
+            f"{len(failures)} of {len(specs)} cells failed: "
+            + "; ".join(f"{failure.spec.name}: {failure.message}" for failure in failures)
+        )
+
+
+def _measure_cells(
+    specs: Sequence[CapacitySpec],
+) -> tuple[list[CapacityRun], list[CapacityFailure]]:
+    """Measure cells one by one; one that fails costs the others nothing."""
+    runs: list[CapacityRun] = []
+    failures: list[CapacityFailure] = []
+    for spec in specs:
+        try:
+            run = measure_capacity(spec)
+        except KvdError as error:
+            failures.append(CapacityFailure(spec, str(error)))
+            click.echo(f"{spec.name}: failed: {error}", err=True)
+            continue
+        runs.append(run)
+        click.echo(f"{run.name}: {run.useful_percent:.1f} % useful", err=True)
+    return runs, failures
 
 
 @bench.command()
@@ -250,7 +279,7 @@ def _capacity_row(run: CapacityRun) -> tuple[str, ...]:
         f"{run.admitted_count:,}",
         run.reason,
         f"{run.claimed_percent:.2f}",
-        "yes" if unclaimed.ok else "NO",
+        _met(unclaimed),
         f"{run.useful_percent:.2f}",
         *(f"{run.rival_percent(name):.2f}" for name in RIVALS),
     )
@@ -260,9 +289,10 @@ def _page_sizes(pages: str) -> list[int]:
     """Return the page sizes of a list; raises SettingError naming what is none."""
     sizes: list[int] = []
     for text in pages.split(","):
-        if not text.strip().isdecimal() or not 1 <= int(text) <= PAGE_TOKENS_MAX:
+        # A page is no longer than a chunk of a prompt, which the workload fixes.
+        if not text.strip().isdecimal() or not 1 <= int(text) <= CHUNK_TOKENS:
             raise SettingError(
-                f"--page {pages!r}: {text!r} is no page size; 1 to {PAGE_TOKENS_MAX} tokens, "
+                f"--page {pages!r}: {text!r} is no page size; 1 to {CHUNK_TOKENS} tokens, "
                 f"several with commas between them"
             )
         sizes.append(int(text))
@@ -292,8 +322,12 @@ def _report(name: str, figures: Sequence[Figure], *, as_json: bool) -> None:
                 f"{figure.value:.2f}",
                 figure.unit,
                 "" if figure.target is None else f"<= {figure.target:g}",
-                "" if figure.ok is None else ("yes" if figure.ok else "NO"),
+                _met(figure),
             )
             for figure in figures
         ],
     )
+
+
+def _met(figure: Figure) -> str:
+    return "" if figure.ok is None else ("yes" if figure.ok else "NO")

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from kvd.cli import bench as bench_command
 from kvd.cli.main import cli
+from kvd.testing.bench_capacity import CapacityRun, CapacitySpec
 from kvd.testing.bench_figures import Figure
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1000,100\n"
@@ -64,6 +65,7 @@ def test_capacity_draws_its_table(trace: str, tmp_path: Path) -> None:
     [
         (("--budget", "much"), "--budget = 'much' is not a number of bytes"),
         (("--plot", "capacity.pdf"), "ends in .png or .svg"),
+        (("--plot", "nowhere/capacity.png"), "there is no folder nowhere"),
         (("--preset", "deepseek-v3"), "deepseek-v3 has one band"),
         (("--preset", "gpt-6"), "gpt-6"),
         (("--preset", "gpt-oss-20b", "--budget", "1MiB"), "1048576"),
@@ -76,6 +78,46 @@ def test_capacity_names_what_is_wrong_before_it_measures(
 
     assert done.exit_code != 0
     assert message in done.output
+
+
+def test_one_cell_that_fails_leaves_the_others_and_ends_in_an_error(trace: str) -> None:
+    done = run("capacity", "--trace", trace, *SMALL, "--budget", "1MiB", "--json")
+
+    document = json.loads(done.stdout)
+    (cell,), (failure,) = document["runs"], document["failures"]
+    assert done.exit_code != 0
+    assert (cell["budget_bytes"], failure["budget_bytes"]) == (1 << 30, 1 << 20)
+    assert "1048576" in failure["message"]
+    assert "1 of 2 cells failed" in done.stderr
+
+
+def test_capacity_makes_sure_it_can_draw_before_it_measures(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(spec: CapacitySpec) -> CapacityRun:
+        pytest.fail(f"{spec.name} was measured")
+
+    monkeypatch.setattr(bench_command, "measure_capacity", measured)
+
+    done = run("capacity", "--trace", trace, *SMALL, "--plot", str(tmp_path / "no" / "x.png"))
+
+    assert done.exit_code != 0
+    assert "there is no folder" in done.output
+
+
+@pytest.mark.parametrize("pages", ["4096", "64,513", "0", "x"])
+def test_core_offers_only_pages_that_its_workload_can_use(pages: str) -> None:
+    done = run("core", "--page", pages)
+
+    assert done.exit_code != 0
+    assert "1 to 512 tokens" in done.output
+
+
+def test_core_runs_with_the_largest_page_it_offers() -> None:
+    done = run("core", "--page", "512", "--requests", "2", "--steps", "2", "--json")
+
+    names = {figure["name"] for figure in json.loads(done.stdout)["results"]}
+    assert "page512_core_step_p50" in names
 
 
 def test_scale_prints_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
