@@ -13,7 +13,7 @@ import click
 from kvd.cli.output import print_json, print_table
 from kvd.cli.plot import check_plot_path, draw_capacity, save_figure
 from kvd.cli.query import fetch_statistics, read_statistics
-from kvd.errors import KvdError, SettingError, WorkloadError
+from kvd.errors import SettingError, WorkloadError
 from kvd.presets import preset_names
 from kvd.setting import parse_bytes, show_bytes
 from kvd.testing.bench_capacity import (
@@ -31,6 +31,7 @@ from kvd.testing.bench_rpc import CoreTotals, RpcSpec, measure_rpc
 from kvd.testing.bench_scale import measure_scale
 from kvd.testing.local import LocalDaemon
 from kvd.testing.traces import EXCERPT_NAMES, excerpt, read_trace
+from kvd_proto.errors import KvdError
 
 SCHEMA: Final = "kvd.bench/1"
 REQUESTS_COUNT: Final = 256

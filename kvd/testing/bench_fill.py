@@ -43,6 +43,8 @@ class Filler:
     def __init__(self, storage: StageStorage) -> None:
         self._engine = StageEngine(storage, level=CheckLevel.WARN)
         self._chunk_tokens = storage.sized.chunk_tokens
+        self._granted_tokens = 0
+        """The most that the newest request may take at once."""
         self._request = 0
         self._left: list[tuple[int, int]] = []
         """Tokens of their answers, by request, that requests have still to take."""
@@ -63,16 +65,22 @@ class Filler:
         assert isinstance(result, AdmitResult)
         verdict = Verdict(_first_of_column(outcome, result.verdicts))
         self._end_batch()
-        if verdict is Verdict.FITS:
-            self.admitted_count += 1
-            return ""
-        return f"{verdict.name}: {result.refusals[0].reason.value}"
+        if verdict is not Verdict.FITS:
+            return f"{verdict.name}: {result.refusals[0].reason.value}"
+        granted_tokens = _first_of_column(outcome, result.new_tokens)
+        if granted_tokens < request.output_tokens:
+            # Memory cuts its answer short, however empty the arena is: not its whole length.
+            self.free()
+            return f"CUT SHORT: {granted_tokens} of {request.output_tokens} new tokens"
+        self._granted_tokens = _first_of_column(outcome, result.chunk_tokens)
+        self.admitted_count += 1
+        return ""
 
     def prefill(self, request: TraceRequest) -> None:
         """Take the prompt of the newest request, chunk by chunk, and leave its answer for later."""
         left_tokens = request.prompt_tokens
         while left_tokens:
-            tokens = min(self._chunk_tokens, left_tokens)
+            tokens = min(self._granted_tokens, left_tokens)
             refused = self._take(tokens)
             if refused:
                 raise WorkloadError(
