@@ -136,10 +136,10 @@ class AdmissionPass:
         table = self._table
         earlier = table.live_count - self._admitted_count
         outstanding = [
-            f"{count} {what}"
-            for count, what in (
-                (self._admitted_count, "requests admitted in this pass"),
-                (earlier, "requests that hold rows"),
+            f"1 request {singular}" if count == 1 else f"{count} requests {plural}"
+            for count, singular, plural in (
+                (self._admitted_count, "admitted in this pass", "admitted in this pass"),
+                (earlier, "that holds rows", "that hold rows"),
             )
             if count
         ]

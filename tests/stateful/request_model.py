@@ -119,7 +119,9 @@ class RequestModel:
         if answer.verdict is Verdict.WAIT:
             assert (answer.shortage.reason is Reason.NO_ROWS) == (rows_free == 0)
             assert answer.shortage.waiting_helps
-            assert answer.shortage.remover == f"{len(self.held)} requests that hold rows"
+            count = len(self.held)
+            holders = "1 request that holds" if count == 1 else f"{count} requests that hold"
+            assert answer.shortage.remover == f"{holders} rows"
             self.waiting.append(request)
         else:
             assert not answer.shortage.waiting_helps

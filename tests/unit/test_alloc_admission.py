@@ -61,7 +61,7 @@ def test_what_somebody_will_give_back_is_waited_for_and_named() -> None:
     answer = admit(table, 2, prompt=4, new=0)
     assert answer.verdict is WAIT
     assert answer.shortage is not None
-    assert answer.shortage.remover == "1 requests that hold rows"
+    assert answer.shortage.remover == "1 request that holds rows"
     assert (answer.shortage.reason, answer.shortage.short_units) == (Reason.NO_IDS, 1)
     table.names.check_new(2)
 
@@ -76,8 +76,17 @@ def test_who_was_admitted_earlier_in_the_pass_is_named_too() -> None:
     assert answer.verdict is WAIT
     assert answer.shortage is not None
     assert answer.shortage.remover == (
-        "1 requests admitted in this pass and 1 requests that hold rows"
+        "1 request admitted in this pass and 1 request that holds rows"
     )
+
+
+def test_several_that_hold_memory_are_counted() -> None:
+    table = TEN.table()
+    for request in (1, 2):
+        assert admit(table, request, prompt=20, new=0).verdict is FITS
+    answer = admit(table, 3, prompt=4, new=0)
+    assert answer.shortage is not None
+    assert answer.shortage.remover == "2 requests that hold rows"
 
 
 def test_a_prompt_that_fits_only_in_shorter_chunks_gets_the_longest_that_does() -> None:
@@ -130,7 +139,7 @@ def test_a_row_that_is_missing_is_waited_for() -> None:
     assert (answer.verdict, answer.row_index) == (WAIT, 0)
     assert answer.shortage is not None
     assert (answer.shortage.reason, answer.shortage.short_units) == (Reason.NO_ROWS, 1)
-    assert answer.shortage.remover == "1 requests that hold rows"
+    assert answer.shortage.remover == "1 request that holds rows"
     assert answer.shortage.waiting_helps
 
 

@@ -141,7 +141,7 @@ def test_a_request_that_waited_is_admitted_once_the_others_gave_back_what_was_na
     waiting = _ask(table, (8, 0, 8, 0))
     assert waiting.verdict is Verdict.WAIT
     assert waiting.shortage is not None
-    assert "requests that hold rows" in waiting.shortage.remover
+    assert waiting.shortage.remover == "1 request that holds rows"
     table.free(table.names.rows_of([1]))
     answer = _ask(table, (8, 0, 8, 0))
     assert (answer.verdict, answer.chunk_tokens) == (Verdict.FITS, 5)
