@@ -106,6 +106,7 @@ class Rank:
         if not welcome.position:
             # An earlier incarnation may have left its tables in this memory.
             applier.clear()
+        applier.prewarm()
         self.session = Session(
             welcome=welcome, program=program, mode=mode, applier=applier, deadline_ms=deadline_ms
         )

@@ -2,9 +2,10 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from msgspec import structs
 
@@ -21,7 +22,8 @@ from kvd.testing.small_rank import (
     SmallRank,
     outcome,
 )
-from kvd_client.device.apply import read_progress
+from kvd_client.device.apply import Applier, read_progress
+from kvd_client.device.host import commands as host_commands
 from kvd_client.device.host.stream import HostStream
 from kvd_client.device.port import Commands
 from kvd_client.errors import DeviceError, ReplyError
@@ -127,6 +129,56 @@ def test_clear_zeroes_sink_and_tables_and_leaves_the_bands(rank: SmallRank) -> N
     assert not any(rank.int32(13_568, ROW_COUNT * 2))
     assert not any(rank.int32(12_288, 10) + rank.int32(12_544, 96))
     assert read_progress(rank.memory, PLAN) == (0, 0)
+
+
+def test_prewarm_runs_every_bands_paths_on_the_sink_and_changes_nothing_else(
+    rank: SmallRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.applier.clear()
+    rank.settle()
+    rank.memory.bytes[: PLAN.sink_bytes] = 0xCD
+    before = rank.memory.bytes.copy()
+    ran: list[tuple[str, int]] = []
+    for name in ("_move_units", "_zero_units", "_write_int32"):
+        play = getattr(host_commands, name)
+
+        def noted(
+            grid: npt.NDArray[np.uint8],
+            *units: npt.NDArray[np.int64],
+            name: str = name,
+            play: Callable[..., None] = play,
+        ) -> None:
+            assert [one.tolist() for one in units] in ([[0]], [[0], [0]])
+            ran.append((name, grid.strides[0] if name != "_write_int32" else len(grid)))
+            play(grid, *units)
+
+        monkeypatch.setattr(host_commands, name, noted)
+    rank.applier.prewarm()
+    rank.settle()
+
+    assert ran == [
+        item
+        for band, table in zip(PLAN.bands, PLAN.region.band_maps, strict=True)
+        for item in (
+            ("_move_units", band.unit_bytes),
+            ("_zero_units", band.unit_bytes),
+            ("_write_int32", table.entry_count),
+        )
+    ]
+    changed = (rank.memory.bytes != before).nonzero()[0]
+    assert changed.tolist() == list(range(256))  # the widest unit 0, which lies in the sink
+    rank.applier.apply(1, outcome([Zero(FULL, Column(0))], columns=[[7]]))
+
+
+def test_prewarm_refuses_a_plan_whose_sink_does_not_hold_unit_0(rank: SmallRank) -> None:
+    plan = structs.replace(PLAN, sink_bytes=255)
+    applier = Applier(device=rank.device, memory=rank.memory, plan=plan, stream=rank.stream)
+    before = rank.memory.bytes.copy()
+    with pytest.raises(ReplyError, match="unit 0 of band state has 256 bytes, the sink 255"):
+        applier.prewarm()
+    rank.settle()
+    assert applier.poisoned is not None
+    assert np.array_equal(rank.memory.bytes, before)
 
 
 def test_effects_of_an_entry_run_in_order(rank: SmallRank) -> None:

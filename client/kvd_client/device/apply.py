@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, NewType
 
+import numpy as np
+
 from kvd_client.device.assembly import (
     NOTHING,
     Assembly,
@@ -120,6 +122,34 @@ class Applier:
             commands.zero_bytes(start_bytes=0, end_bytes=self._plan.sink_bytes)
             for start_bytes, table_bytes in _table_extents(self._plan):
                 commands.zero_bytes(start_bytes=start_bytes, end_bytes=start_bytes + table_bytes)
+            self._stream.enqueue(commands)
+
+    def prewarm(self) -> None:
+        """Enqueue a copy, a zeroing and a table write for every band, all of them on the sink.
+
+        Unit 0 of every band lies in the sink, and entry 0 of every map is always 0, so nothing that
+        anybody relies on changes. Whatever a device sets up on first use, such as kernels that are
+        loaded or staging that is allocated, is there before the first move of a running batch.
+        """
+        with _PoisonOnFailure(self, "the sink cannot be worked on"):
+            commands = self._device.commands(self._memory)
+            sink = np.zeros(1, dtype=np.int64)
+            for band, table in zip(self._plan.bands, self._plan.region.band_maps, strict=True):
+                if band.unit_bytes > self._plan.sink_bytes:
+                    raise ReplyError(
+                        f"unit 0 of band {band.name} has {band.unit_bytes} bytes, "
+                        f"the sink {self._plan.sink_bytes}; a plan's sink holds unit 0 of each band"
+                    )
+                commands.move_units(
+                    base_bytes=0, unit_bytes=band.unit_bytes, sources=sink, destinations=sink
+                )
+                commands.zero_units(base_bytes=0, unit_bytes=band.unit_bytes, units=sink)
+                commands.write_int32(
+                    offset_bytes=table.offset_bytes,
+                    entry_count=table.entry_count,
+                    indices=sink,
+                    values=sink,
+                )
             self._stream.enqueue(commands)
 
     def apply(self, position: int, outcome: Outcome) -> None:

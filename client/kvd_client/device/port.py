@@ -93,7 +93,11 @@ class Commands(Protocol):
     def move_units(
         self, *, base_bytes: int, unit_bytes: int, sources: IntArray, destinations: IntArray
     ) -> None:
-        """Copy units to others; the two lists are disjoint and equally long."""
+        """Copy units to others; the two lists are equally long.
+
+        A unit may be copied onto itself. Apart from that, no unit is source and destination, and
+        none is a destination twice.
+        """
         ...
 
     def write_int32(

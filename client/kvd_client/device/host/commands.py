@@ -57,7 +57,7 @@ class HostCommands:
     def move_units(
         self, *, base_bytes: int, unit_bytes: int, sources: IntArray, destinations: IntArray
     ) -> None:
-        """Copy units to others; the two lists are disjoint and equally long."""
+        """Copy units to others, or onto themselves; the two lists are equally long."""
         grid = self._memory.grid(base_bytes, unit_bytes)
         if len(sources) != len(destinations):
             raise DeviceError(f"{len(sources)} units cannot move to {len(destinations)} places")
