@@ -83,6 +83,32 @@ def obstacle_text(snapshot: ChainSnapshot, obstacle: Obstacle, *, promised_units
     return texts[obstacle.kind]
 
 
+def never_fits(empty: ChainSnapshot, demand_units: Units) -> tuple[Obstacle, str] | None:
+    """Return why not even an empty arena holds the demand, and a phrase for it; None if one does.
+
+    Where both bytes and ids are short it is the bytes: ids are as many as bytes could ever use.
+    """
+    bands = tuple([band._replace(id_room_count=None) for band in empty.bands])
+    obstacle = why_not(empty._replace(bands=bands), demand_units) or why_not(empty, demand_units)
+    if obstacle is None:
+        return None
+    band, asked = empty.bands[obstacle.band_index], demand_units[obstacle.band_index]
+    name = band.geometry.name
+    if obstacle.kind is ObstacleKind.IDS:
+        return obstacle, f"{asked} ids of {name} asked, there are {band.id_room_count} in all"
+    if obstacle.kind is ObstacleKind.INDEX_ROOM:
+        return obstacle, f"{asked} units of {name} asked, the arena has {band.geometry.room_units}"
+    if obstacle.kind is ObstacleKind.BYTES:
+        needed = sum(
+            units * band.geometry.unit_bytes
+            for units, band in zip(demand_units, empty.bands, strict=True)
+        )
+        usable = empty.arena_bytes - empty.sink_bytes
+        return obstacle, f"{needed} bytes asked of an arena that holds {usable} when empty"
+    text = obstacle_text(empty, obstacle, promised_units=(0,) * len(empty.bands))
+    return obstacle, f"{text}, even when empty"
+
+
 def _of_bytes(snapshot: ChainSnapshot, needs: list[Need]) -> Obstacle:
     asked_bytes = sum(need.width_units * need.unit_bytes for need in needs)
     short_bytes = asked_bytes - (snapshot.arena_bytes - snapshot.sink_bytes)

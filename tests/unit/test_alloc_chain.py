@@ -105,11 +105,38 @@ def test_a_shortage_names_what_is_short(
     assert (shortage.short_units, shortage.short_bytes) == (units, nbytes)
 
 
+@pytest.mark.parametrize(
+    ("own", "helps"), [((0, 0, 0), True), ((0, 3, 3), True), ((0, 4, 4), False)]
+)
+def test_waiting_helps_where_somebody_else_holds_something(own: UnitCounts, helps: bool) -> None:
+    chain = THREE.chain()
+    take_pages(chain, pages=4)
+    shortage = chain.explain((0, 0, 71), own_units=own)
+    assert shortage.waiting_helps is helps
+    assert ("nobody but" in shortage.remover) is not helps
+
+
+def test_waiting_helps_where_somebody_else_was_promised_something() -> None:
+    chain = replace(ONE, virtual_page_count=11).chain()
+    chain.owner.promise(6)
+    assert chain.explain((5,)).waiting_helps
+    assert not chain.explain((5,), own_units=(6,)).waiting_helps
+
+
 @pytest.mark.parametrize("pages", [0, 1])
-def test_waiting_helps_where_somebody_holds_something(pages: int) -> None:
+def test_waiting_does_not_help_what_no_empty_arena_holds(pages: int) -> None:
     chain = THREE.chain()
     take_pages(chain, pages=pages)
-    assert chain.explain((0, 0, 80)).waiting_helps == (pages > 0)
+    shortage = chain.explain((0, 0, 80))
+    assert not shortage.waiting_helps
+    assert shortage.remover == "a larger budget"
+
+
+def test_what_is_asked_beside_what_is_held_has_to_fit_an_empty_arena() -> None:
+    chain = replace(ONE, arena_bytes=110, virtual_page_count=99).chain()
+    take_pages(chain, pages=8)
+    assert chain.explain((6,), own_units=(4,)).waiting_helps
+    assert not chain.explain((7,), own_units=(4,)).waiting_helps
 
 
 def test_ids_promised_to_others_are_not_there() -> None:

@@ -378,3 +378,25 @@ def test_rows_are_compared_with_bands_in_strict_mode_only() -> None:
     table.rows.slot[1] = 0
     table.chain.monitor.level = CheckLevel.WARN
     table.holdings.check()
+
+
+def test_a_lone_request_that_outgrows_memory_is_not_told_to_wait() -> None:
+    table = replace(ONE, arena_bytes=110, virtual_page_count=99).table()
+    admit(table, 1, prompt=4, new=0)
+    refused = table.take(table.names.rows_of([1]), 44)
+    assert not isinstance(refused, Grant)
+    assert not refused[0].waiting_helps
+    assert "nobody but who asks holds memory" in refused[0].remover
+
+
+@pytest.mark.parametrize(("tokens", "helps"), [(40, True), (44, False)])
+def test_a_request_beside_others_waits_only_for_what_an_empty_arena_holds(
+    tokens: int, helps: bool
+) -> None:
+    table = replace(ONE, arena_bytes=110, virtual_page_count=99).table()
+    admit(table, 1, prompt=4, new=0)
+    admit(table, 2, prompt=4, new=0)
+    refused = table.take(table.names.rows_of([1]), tokens)
+    assert not isinstance(refused, Grant)
+    assert refused[0].waiting_helps is helps
+    assert refused[0].remover == ("a request that ends" if helps else "a larger budget")

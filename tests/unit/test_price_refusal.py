@@ -2,10 +2,11 @@
 
 import pytest
 
+from kvd.price.geometry import ChainGeometry
 from kvd.price.plans import feasible
-from kvd.price.refusal import Obstacle, ObstacleKind, obstacle_text, why_not
+from kvd.price.refusal import Obstacle, ObstacleKind, never_fits, obstacle_text, why_not
 from kvd.price.search import Units
-from kvd.price.snapshot import ChainSnapshot
+from kvd.price.snapshot import ChainSnapshot, empty_snapshot
 from tests.stateful.price_model import chain_of, changed
 
 CHAIN = chain_of((8, 1, 5, 3), (6, 9, 13, 3), (4, 24, 30, 5), arena_bytes=120, sink_bytes=8)
@@ -104,3 +105,40 @@ def test_an_obstacle_is_told_in_words_that_name_its_bands(kind: ObstacleKind, sa
     band, other = (CHAIN.bands[index].geometry.name for index in (1, 2))
     text = obstacle_text(CHAIN, Obstacle(kind, 1, 1, 6, 2), promised_units=(0, 7, 0))
     assert text == said.format(band=band, other=other)
+
+
+EMPTY = empty_snapshot(
+    ChainGeometry(120, 8, tuple(band.geometry for band in CHAIN.bands)), (20, None, 40)
+)
+"""14 units of state, 18 of the window and 28 of full would fit alone."""
+
+
+@pytest.mark.parametrize(
+    ("ids", "demand", "kind", "short", "said"),
+    [
+        ((5, None, 40), (6, 0, 0), ObstacleKind.IDS, 1, "6 ids of band_0 asked, there are 5"),
+        (
+            (5, None, 40),
+            (16, 0, 0),
+            ObstacleKind.INDEX_ROOM,
+            2,
+            "16 units of band_0 asked, the arena has 14",
+        ),
+        ((20, None, 40), (0, 9, 15), ObstacleKind.BYTES, 1, "114 bytes asked of an arena that"),
+        ((20, None, 40), (1, 10, 11), ObstacleKind.PADDING, 1, "do not align, even when empty"),
+    ],
+)
+def test_what_fits_no_empty_arena_is_told_the_real_reason(
+    ids: tuple[int | None, ...], demand: Units, kind: ObstacleKind, short: int, said: str
+) -> None:
+    bands = zip(EMPTY.bands, ids, strict=True)
+    empty = EMPTY._replace(bands=tuple(band._replace(id_room_count=count) for band, count in bands))
+    found = never_fits(empty, demand)
+    assert found is not None
+    obstacle, text = found
+    assert (obstacle.kind, obstacle.units_short_units) == (kind, short)
+    assert said in text
+
+
+def test_what_fits_an_empty_arena_has_no_obstacle_there() -> None:
+    assert never_fits(EMPTY, (1, 1, 1)) is None
