@@ -263,7 +263,7 @@ class Batch:
         if len(units) != len(self._bands):
             raise UsageError(f"relief: {len(units)} unit counts for bands {self._bands}")
         handle: Handle[Freed | Done] = Handle("relief", _read_progress)
-        return self._add(Relief(tuple(int(count) for count in units)), handle)
+        return self._add(Relief(tuple(id_array(units).tolist())), handle)
 
     def idle(self) -> Handle[Done]:
         """State that nothing is launched before the next batch."""

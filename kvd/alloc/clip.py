@@ -1,16 +1,80 @@
 """How much of a request fits: how many new tokens it may have, and how long a chunk may be.
 
 Both ask the one demand model at several lengths. More tokens never ask for fewer units, so a
-bisection finds the largest length.
+bisection finds the largest length. `price_request` puts the two together, for whoever admits a
+request and for whoever only asks what admission would say.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from kvd.alloc.demand import DemandShape, RequestShape, cut_grid_tokens, request_demand
 from kvd.alloc.purpose import DemandPurpose
 from kvd.alloc.window import WindowMode
 from kvd.units import floor_div
+
+
+class RequestPrice(NamedTuple):
+    """What a request is granted, and what it asks of every band for that."""
+
+    new_tokens: int | None
+    """New tokens that memory can ever grant it; None: not even its prompt fits an empty arena."""
+    chunk_tokens: int
+    """Most tokens that it may take at once; if it does not fit now, what it was priced at."""
+    units: tuple[int, ...]
+    fits: bool
+    """Whether it fits now, for all that bytes and ids say."""
+
+
+def price_request(
+    shape: DemandShape,
+    request: RequestShape,
+    *,
+    mode: WindowMode,
+    chunk_tokens: int,
+    may_shrink: bool,
+    fits_empty: Callable[[tuple[int, ...]], bool],
+    fits_now: Callable[[tuple[int, ...]], bool],
+) -> RequestPrice:
+    """Return what a request is granted when it asks for chunks of ``chunk_tokens``.
+
+    The new tokens are clipped at the chunk asked, and at the shortest one only where the prompt
+    fits no empty arena otherwise. ``may_shrink`` says that nobody will give memory back, so that a
+    shorter chunk is sought where the one asked does not fit now.
+    """
+
+    def demand(asked: RequestShape, chunk: int) -> tuple[int, ...]:
+        return request_demand(
+            shape, asked, purpose=DemandPurpose.ADMIT, mode=mode, chunk_tokens=chunk
+        ).units
+
+    shortest_tokens = min(chunk_tokens, cut_grid_tokens(shape, mode))
+    for chunk in (chunk_tokens, shortest_tokens):
+        new_tokens = memory_clip(
+            shape, request, mode=mode, chunk_tokens=chunk, fits_empty=fits_empty
+        )
+        if new_tokens is not None:
+            break
+    else:
+        units = demand(replace(request, new_tokens=0), shortest_tokens)
+        return RequestPrice(None, shortest_tokens, units, fits=False)
+    clipped = replace(request, new_tokens=new_tokens)
+    units = demand(clipped, chunk_tokens)
+    if fits_now(units):
+        return RequestPrice(new_tokens, chunk_tokens, units, fits=True)
+    shorter = None
+    if may_shrink:
+        shorter = chunk_search(
+            shape,
+            clipped,
+            mode=mode,
+            chunk_tokens=chunk_tokens,
+            holds=lambda chunk: fits_now(demand(clipped, chunk)),
+        )
+    if shorter is None:
+        return RequestPrice(new_tokens, chunk_tokens, units, fits=False)
+    return RequestPrice(new_tokens, shorter, demand(clipped, shorter), fits=True)
 
 
 def memory_clip(

@@ -1,20 +1,23 @@
 """What-if: would a demand fit, after which rearrangement, and what would that move.
 
-It changes nothing. The same search that decides takes is asked about the same snapshot, so the
-answer is what a take of exactly this demand would meet now.
+It changes nothing. A request is priced by what prices it in admission, and the same search that
+decides takes is asked about the same snapshot, so the answer is what an admission of the request,
+or a take of exactly these units, would meet now.
 """
 
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from kvd.alloc.admission import MODE
 from kvd.alloc.chain import UnitCounts
-from kvd.alloc.clip import memory_clip
-from kvd.alloc.demand import DemandShape, RequestShape, request_demand
-from kvd.alloc.purpose import DemandPurpose
+from kvd.alloc.clip import RequestPrice, price_request
+from kvd.alloc.demand import DemandShape, RequestShape
 from kvd.alloc.requests import RequestTable
+from kvd.engine.arguments import check_tokens, check_units
 from kvd.errors import OperationError
 from kvd.price.plans import feasible
-from kvd.price.refusal import obstacle_text, why_not
+from kvd.price.refusal import never_fits, obstacle_text, why_not
 from kvd.price.snapshot import ChainSnapshot
 from kvd.price.what_if import never_steps, what_if_steps, with_promises
 from kvd_proto.control import WhatIf, WhatIfReply
@@ -31,6 +34,10 @@ class StagePicture:
     shape: DemandShape
     chunk_tokens: int
     """The longest chunk of a request that names none."""
+    live_count: int
+    """Requests that hold a row."""
+    free_count: int
+    """Rows that nobody holds."""
 
 
 def what_if(table: RequestTable, question: WhatIf) -> WhatIfReply:
@@ -42,29 +49,52 @@ def what_if(table: RequestTable, question: WhatIf) -> WhatIfReply:
         promised_units=chain.promised_units,
         shape=table.shape,
         chunk_tokens=table.chunk_tokens,
+        live_count=table.live_count,
+        free_count=len(table.rows.free),
     )
     return answer(picture, question)
 
 
 def answer(picture: StagePicture, question: WhatIf) -> WhatIfReply:
     """Answer a question from a picture of a stage; raises OperationError as `what_if` does."""
-    demand, new_tokens = _demand(picture, question)
+    if question.demand_units:
+        bands = [band.geometry for band in picture.snapshot.bands]
+        check_units(question.demand_units, bands, what="what_if.demand_units", within_room=False)
+        return _reply(picture, question.demand_units)
+    price = _price(picture, question)
+    new_tokens = price.new_tokens
     total_tokens = question.prompt_tokens + question.new_tokens_max
     context_tokens = picture.shape.context_tokens
-    if not question.demand_units and total_tokens > context_tokens > 0:
+    if total_tokens > context_tokens > 0:
         # Admission refuses it before it looks at memory, so no rearrangement helps.
+        return _never(price, f"{total_tokens} tokens, the context length is {context_tokens}")
+    if new_tokens is None:
+        found = never_fits(picture.empty, price.units)
+        assert found is not None, "the prompt fits an empty arena"
+        return _never(price, found[1])
+    if not picture.free_count:
         return WhatIfReply(
-            demand_units=demand,
-            fits_empty=False,
+            demand_units=price.units,
+            fits_empty=True,
+            new_tokens=new_tokens,
             steps=never_steps(),
-            obstacle=f"{total_tokens} tokens, the context length is {context_tokens}",
+            obstacle="every request row is in use",
+            chunk_tokens=price.chunk_tokens,
         )
+    reply = _reply(picture, price.units)
+    # What was priced is the chunk asked; a shorter one may fit an empty arena where it does not.
+    return structs.replace(
+        reply, fits_empty=True, new_tokens=new_tokens, chunk_tokens=price.chunk_tokens
+    )
+
+
+def _reply(picture: StagePicture, demand: UnitCounts) -> WhatIfReply:
+    """Return the answer about units."""
     snapshot, promised = picture.snapshot, picture.promised_units
     obstacle = why_not(snapshot, with_promises(demand, promised))
     return WhatIfReply(
         demand_units=demand,
         fits_empty=feasible(picture.empty, demand),
-        new_tokens=new_tokens,
         steps=what_if_steps(snapshot, demand, promised_units=promised),
         obstacle=""
         if obstacle is None
@@ -72,32 +102,32 @@ def answer(picture: StagePicture, question: WhatIf) -> WhatIfReply:
     )
 
 
-def _demand(picture: StagePicture, question: WhatIf) -> tuple[UnitCounts, int]:
-    """Return the units asked, and the new tokens that memory can ever grant the request."""
-    count = len(picture.snapshot.bands)
-    if question.demand_units:
-        if len(question.demand_units) != count or min(question.demand_units) < 0:
-            raise OperationError(
-                f"what_if.demand_units is {list(question.demand_units)}; {count} counts of 0 or "
-                f"more are needed, one per band"
-            )
-        return question.demand_units, 0
-    if question.prompt_tokens < 1 or question.new_tokens_max < 0 or question.chunk_tokens < 0:
+def _never(price: RequestPrice, obstacle: str) -> WhatIfReply:
+    """Return the answer about a request that can never run."""
+    return WhatIfReply(
+        demand_units=price.units, fits_empty=False, steps=never_steps(), obstacle=obstacle
+    )
+
+
+def _price(picture: StagePicture, question: WhatIf) -> RequestPrice:
+    """Price a request as admission does; raises OperationError for numbers that make no sense."""
+    if question.prompt_tokens == 0:
         raise OperationError(
-            f"what_if asks about a prompt of {question.prompt_tokens} and "
-            f"{question.new_tokens_max} new tokens in chunks of {question.chunk_tokens}; give "
-            f"units per band, or a prompt of 1 or more tokens"
+            "what_if.prompt_tokens is 0; give units per band, or a prompt of 1 or more tokens"
         )
-    request = RequestShape(prompt_tokens=question.prompt_tokens, new_tokens=question.new_tokens_max)
-    chunk_tokens = question.chunk_tokens or picture.chunk_tokens
-    demand = request_demand(
-        picture.shape, request, purpose=DemandPurpose.ADMIT, mode=MODE, chunk_tokens=chunk_tokens
-    )
-    granted = memory_clip(
+    for name, tokens, tokens_min in (
+        ("prompt_tokens", question.prompt_tokens, 1),
+        ("new_tokens_max", question.new_tokens_max, 0),
+        ("chunk_tokens", question.chunk_tokens, 0),
+    ):
+        check_tokens(tokens, what=f"what_if.{name}", tokens_min=tokens_min)
+    promised = picture.promised_units
+    return price_request(
         picture.shape,
-        request,
+        RequestShape(prompt_tokens=question.prompt_tokens, new_tokens=question.new_tokens_max),
         mode=MODE,
-        chunk_tokens=chunk_tokens,
+        chunk_tokens=question.chunk_tokens or picture.chunk_tokens,
+        may_shrink=picture.live_count == 0,
         fits_empty=lambda units: feasible(picture.empty, units),
+        fits_now=lambda units: feasible(picture.snapshot, with_promises(units, promised)),
     )
-    return demand.units, granted or 0

@@ -179,6 +179,8 @@ class WhatIfReply(Control, frozen=True, tag="what_if_reply", omit_defaults=True)
     """New tokens that an empty arena grants the request beside its prompt."""
     steps: tuple[WhatIfStep, ...] = ()
     obstacle: str = ""
+    chunk_tokens: int = 0
+    """Longest chunk that the request is granted, or was priced at; 0 for units, and never fits."""
 
 
 class Ticket(Control, frozen=True, tag="ticket", omit_defaults=True):

@@ -215,3 +215,13 @@ def test_growth_of_requests_whose_promise_holds_is_not_counted_twice() -> None:
     table = TEN.table()
     admit(table, 1, prompt=8, new=12)  # 5 pages, promised
     assert admit(table, 2, prompt=20, new=0, growth_permille=1000).verdict is FITS
+
+
+def test_what_lacks_ids_even_in_an_empty_arena_is_told_so() -> None:
+    table = replace(TEN, virtual_page_count=6).table()  # 5 pages and the sink
+    answer = admit(table, 1, prompt=24, new=0)
+    assert answer.verdict is UNSCHEDULABLE
+    assert answer.shortage is not None
+    assert (answer.shortage.reason, answer.shortage.short_units) == (Reason.NO_IDS, 1)
+    assert "6 ids of full_0 asked, there are 5" in answer.shortage.obstacle
+    assert answer.shortage.remover == "a larger budget"

@@ -66,6 +66,8 @@ def picture_inside(incarnation: Incarnation) -> StagePicture:
         promised_units=table.chain.promised_units,
         shape=table.shape,
         chunk_tokens=table.chunk_tokens,
+        live_count=table.live_count,
+        free_count=len(table.rows.free),
     )
 
 
@@ -226,7 +228,7 @@ def test_a_demand_fits_only_if_it_fits_every_stage(run: Any) -> None:
         (("--units", "1", "--new", "2"), "give one"),
         (("--units", "1,x"), "'1,x'"),
         (("--units", "1,2"), "[1, 2]; 4 counts"),
-        (("--prompt", "0", "--new", "1"), "prompt of 0"),
+        (("--prompt", "0", "--new", "1"), "prompt_tokens is 0"),
         (("--units", "1,1,1,1", "--group", "other"), "group 'other' with an arena"),
         (("--units", "1,1,1,1", "--stage", "3"), "stages 0 to 0, not 3"),
     ],

@@ -362,9 +362,24 @@ def test_programs_have_standing_sets_of_their_own() -> None:
 def test_a_relief_that_has_room_is_done_and_one_that_has_none_is_refused() -> None:
     engine = _busy()
     assert engine.decide(0, Relief((1, 1, 1, 1))) == Outcome(Done())
-    result = engine.decide(0, Relief((0, 10_000, 0, 0))).result
+    result = engine.decide(0, Relief((0, 250, 0, 200))).result
     assert isinstance(result, Refusal)
     assert (result.reason, result.band) == (Reason.NO_BYTES, "window_20")
+
+
+def test_a_relief_of_more_than_an_empty_arena_holds_is_not_helped_by_waiting() -> None:
+    result = _busy().decide(0, Relief((0, 250, 0, 200))).result
+    assert isinstance(result, Refusal)
+    assert (result.waiting_helps, result.remover) == (False, "a larger budget")
+
+
+@pytest.mark.parametrize("units", [256, 10_000, 1 << 60, (1 << 64) - 1])
+def test_a_relief_of_more_units_than_a_band_has_places_is_wrong_use(units: int) -> None:
+    engine = _busy()
+    before = picture(engine)
+    with pytest.raises(OperationError, match=rf"asks {units} units of band window_20; .*25[0-9]"):
+        engine.decide(0, Relief((0, units, 0, 0)))
+    assert picture(engine) == before
 
 
 def test_a_broken_invariant_is_found_right_after_the_operation() -> None:
