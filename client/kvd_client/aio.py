@@ -140,6 +140,15 @@ class AsyncClient(Rank):
         assert reply is not None
         return reply
 
+    async def memory_clip(
+        self, prompt_tokens: int, new_tokens_max: int, chunk_tokens: int = 0
+    ) -> int:
+        """Return the new tokens that memory can ever grant; see `kvd_client.Client.memory_clip`."""
+        reply = await self.what_if(
+            prompt_tokens=prompt_tokens, new_tokens_max=new_tokens_max, chunk_tokens=chunk_tokens
+        )
+        return reply.new_tokens
+
     async def close(self) -> None:
         """Say goodbye, which ends the incarnation, and release everything; harmless when repeated.
 

@@ -145,6 +145,18 @@ class Client(Rank):
         assert reply is not None
         return reply
 
+    def memory_clip(self, prompt_tokens: int, new_tokens_max: int, chunk_tokens: int = 0) -> int:
+        """Return the new tokens that memory can ever grant a request beside its prompt.
+
+        At most ``new_tokens_max``; 0 also where the request could never run: longer than the
+        context, or its prompt alone is more than an empty arena holds. ``chunk_tokens`` as in an
+        admit; 0 is the chunk that the stage was sized with. Changes nothing.
+        """
+        reply = self.what_if(
+            prompt_tokens=prompt_tokens, new_tokens_max=new_tokens_max, chunk_tokens=chunk_tokens
+        )
+        return reply.new_tokens
+
     def close(self) -> None:
         """Say goodbye, which ends the incarnation, and release everything; harmless when repeated.
 

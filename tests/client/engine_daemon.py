@@ -6,8 +6,8 @@ from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage, build_group
 from kvd.engine.incarnation import Incarnation
 from kvd_client import Client, MockTransport, Mode, attach
-from kvd_proto.codec import encode
-from kvd_proto.control import Ack, ErrorReply, Header, MessageKind, Welcome
+from kvd_proto.codec import decode_control, encode
+from kvd_proto.control import Ack, ErrorReply, Header, MessageKind, Welcome, WhatIf
 from kvd_proto.errors import ErrorCode, KvdError
 from kvd_proto.memory import (
     AttentionPart,
@@ -150,6 +150,11 @@ class EngineDaemon:
             if reply_or_none is None:
                 return []
             return [(self._header(rank, MessageKind.REPLY), reply_or_none)]
+        if kind is MessageKind.ASK:
+            question = decode_control(body)
+            assert isinstance(question, WhatIf)
+            answered = self.incarnation.what_if(question)
+            return [(self._header(rank, MessageKind.ASK), encode(answered))]
         if kind is MessageKind.FACT:
             self.facts.append(body)
             self.incarnation.fact(rank, body)

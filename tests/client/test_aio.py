@@ -189,3 +189,12 @@ def test_nothing_goes_after_close() -> None:
         assert daemon.transports[0].sent[-1][0].kind is MessageKind.BYE
 
     run(scenario)
+
+
+def test_the_memory_clip_is_awaited_too() -> None:
+    async def scenario(daemon: EngineDaemon) -> None:
+        async with attached(daemon) as kv:
+            assert await kv.memory_clip(4, 20) == 20
+            assert await kv.memory_clip(64, 1, chunk_tokens=4) == 0
+
+    run(scenario)

@@ -12,6 +12,7 @@ from kvd_client import (
     Client,
     Handle,
     OperationError,
+    RefusedError,
     StepOrderError,
     Taken,
     UsageError,
@@ -125,7 +126,7 @@ def test_a_refused_take_changes_no_length(kv: Client) -> None:
     before = kv.lengths([1]).tolist()
 
     with kv.batch() as batch:
-        handle = batch.relief([1 << 20] * 3)
+        handle = batch.relief([10_000] * 3)
 
     assert isinstance(handle(), Refusal)
     assert kv.lengths([1]).tolist() == before
@@ -262,3 +263,43 @@ def test_the_record_of_a_batch_exists_once_it_was_sent(kv: Client) -> None:
             batch.record()
 
     assert batch.record()
+
+
+@pytest.mark.parametrize("units", [1 << 60, (1 << 63) - 1])
+def test_a_number_past_all_sense_is_wrong_use_and_the_session_lives(kv: Client, units: int) -> None:
+    admit(kv, [1])
+    with pytest.raises(OperationError, match=f"asks {units} units of band state"), kv.batch() as b:
+        b.relief([units, 0, 0])
+    with pytest.raises(RefusedError, match=f"prompt_tokens is {units}"):
+        kv.what_if(prompt_tokens=units, new_tokens_max=1)
+    assert isinstance(_taken(kv), Taken)
+
+
+@pytest.mark.parametrize("units", [1 << 63, 1 << 64, 1 << 70])
+def test_units_past_64_bits_are_refused_before_they_are_sent(kv: Client, units: int) -> None:
+    with kv.batch() as batch, pytest.raises(UsageError, match="64-bit"):
+        batch.relief([units, 0, 0])
+
+
+def _taken(kv: Client) -> Taken:
+    with kv.batch() as batch:
+        handle = batch.take([1])
+    taken = handle()
+    assert isinstance(taken, Taken)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "granted"),
+    [(4, 20, 20), (CONTEXT_TOKENS, 0, 0), (CONTEXT_TOKENS, 1, 0), (4, 0, 0)],
+)
+def test_the_memory_clip_is_what_an_admit_grants(
+    kv: Client, prompt: int, new: int, granted: int
+) -> None:
+    assert kv.memory_clip(prompt, new) == granted
+    assert kv.memory_clip(prompt, new, chunk_tokens=4) == granted
+    with kv.batch() as batch:
+        handle = batch.admit([1], prompt_tokens=[prompt], new_tokens_max=[new])
+    admitted = handle()
+    assert isinstance(admitted, Admitted)
+    assert admitted.new_tokens.tolist() == [granted]
