@@ -8,22 +8,29 @@
    let in that way would eat the room of running decodes.
 5. UNSCHEDULABLE: nothing outstanding could ever make it fit.
 
-New tokens are clipped before any of it, at the chunk asked: a long chunk may so cost output tokens
-that a shorter one would leave, which is the asker's choice and keeps the answer one search. Only a
-prompt that fits no empty arena in the chunk asked is clipped at the shortest.
+Where victims are named, a request that does not fit now ends the fewest of them whose end makes
+room for its whole demand, and then fits. A request that fits, but whose first chunk is in the way
+of transfers, waits for those.
 """
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from kvd.alloc.band import Units
 from kvd.alloc.chain import Shortage, UnitCounts
-from kvd.alloc.clip import price_request
-from kvd.alloc.demand import RequestShape
-from kvd.alloc.requests import RequestTable
+from kvd.alloc.clip import chunk_search, memory_clip
+from kvd.alloc.demand import RequestShape, cut_grid_tokens, request_demand
+from kvd.alloc.purpose import DemandPurpose
+from kvd.alloc.requests import Ask, Freed, RequestTable
 from kvd.alloc.window import WindowMode
 from kvd_proto.outcomes import Reason, Verdict
 
 MODE = WindowMode.STEP
 """Windows slide when computed tokens are stated, before the next take; overlap will change it."""
+
+
+_NONE: Units = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +49,34 @@ class Admission:
 class AdmissionPass:
     """The admissions of one batch: what lapsed requests may still grow to counts once for all."""
 
-    def __init__(self, table: RequestTable, *, growth_permille: int) -> None:
+    def __init__(
+        self, table: RequestTable, *, growth_permille: int, victims: Units = _NONE
+    ) -> None:
+        """Start a pass; ``victims`` are the rows that may end for it, first one first."""
+        self.retracted: Units = _NONE
+        """Rows that ended to make room, in the order of the victims."""
+        self.freed: list[Freed] = []
+        """What those rows gave back."""
         self._table = table
-        self._growth: UnitCounts = (0,) * len(table.chain.bands)
+        self._victims = victims
+        self._growth_permille = growth_permille
+        self._growth = self._growth_without(_NONE)
         self._admitted_count = 0
-        if growth_permille:
-            self._growth = tuple(
-                -(-units * growth_permille // 1000) for units in table.holdings.growth_units()
-            )
+        self._first_takes: UnitCounts = (0,) * len(table.chain.bands)
 
     def admit(
-        self, request: int, *, prompt_tokens: int, new_tokens_max: int, chunk_tokens: int
+        self,
+        request: int,
+        *,
+        prompt_tokens: int,
+        new_tokens_max: int,
+        chunk_tokens: int,
+        take_tokens: int = 0,
     ) -> Admission:
         """Promise a request its whole demand, or say why not; one told to wait may ask again.
 
-        The id and the room to wait were checked, and all numbers are positive.
+        ``take_tokens`` are what it takes at the end of the pass, 0 for nothing. The id and the room
+        to wait were checked, and all numbers are positive.
         """
         table = self._table
         chunk_tokens = chunk_tokens or table.chunk_tokens
@@ -66,42 +86,116 @@ class AdmissionPass:
             return Admission(
                 Verdict.UNSCHEDULABLE, shortage=_too_long(total_tokens, table.context_tokens)
             )
-        price = price_request(
-            table.shape,
-            RequestShape(prompt_tokens=prompt_tokens, new_tokens=new_tokens_max),
-            mode=MODE,
-            chunk_tokens=chunk_tokens,
-            may_shrink=table.live_count == 0,
-            fits_empty=table.chain.fits_empty,
-            fits_now=lambda units: table.chain.fits(self._grown(units)),
-        )
-        new_tokens = price.new_tokens
+        shape = RequestShape(prompt_tokens=prompt_tokens, new_tokens=new_tokens_max)
+        shortest_tokens = min(chunk_tokens, cut_grid_tokens(table.shape, MODE))
+        new_tokens = self._clip(shape, chunk_tokens)
+        if new_tokens is None:
+            new_tokens = self._clip(shape, shortest_tokens)
         if new_tokens is None:
             table.names.refuse(request)
-            shortage = table.chain.explain_empty(price.units)
+            shortage = self._never_fits(shape, shortest_tokens)
             return Admission(Verdict.UNSCHEDULABLE, shortage=shortage)
-        if price.fits and len(table.rows.free):
+        shape = RequestShape(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+        chunk = self._chunk_that_fits(shape, chunk_tokens) if len(table.rows.free) else None
+        takes = self._takes_with(min(take_tokens, chunk_tokens if chunk is None else chunk))
+        if chunk is not None and not table.chain.has_room_now(takes):
+            table.names.wait(request)
+            shortage = table.chain.explain(self._asked(shape, chunk))
+            return Admission(Verdict.WAIT, 0, new_tokens, shortage=shortage)
+        if chunk is None and self._retract_for(self._demand(shape, chunk_tokens), takes):
+            chunk = chunk_tokens
+        if chunk is not None:
+            self._first_takes = takes
             row = table.open(
                 request,
-                price.units,
+                self._demand(shape, chunk),
                 prompt_tokens=prompt_tokens,
                 new_tokens=new_tokens,
-                chunk_tokens=price.chunk_tokens,
+                chunk_tokens=chunk,
             )
             self._admitted_count += 1
-            return Admission(Verdict.FITS, row, new_tokens, price.chunk_tokens)
-        shortage = self._why(price.units)
+            return Admission(Verdict.FITS, row, new_tokens, chunk)
+        shortage = self._why(shape, chunk_tokens)
         if table.live_count == 0:
             table.names.refuse(request)
             return Admission(Verdict.UNSCHEDULABLE, 0, new_tokens, shortage=shortage)
         table.names.wait(request)
         return Admission(Verdict.WAIT, 0, new_tokens, shortage=shortage)
 
-    def _grown(self, units: UnitCounts) -> UnitCounts:
-        """Return a demand with what is held back for lapsed requests."""
-        return tuple([asked + growth for asked, growth in zip(units, self._growth, strict=True)])
+    def _clip(self, shape: RequestShape, chunk_tokens: int) -> int | None:
+        """Return the new tokens that an empty arena grants the prompt in such chunks, or None."""
+        return memory_clip(
+            self._table.shape,
+            shape,
+            mode=MODE,
+            chunk_tokens=chunk_tokens,
+            fits_empty=self._table.chain.fits_empty,
+        )
 
-    def _why(self, units: UnitCounts) -> Shortage:
+    def _chunk_that_fits(self, shape: RequestShape, chunk_tokens: int) -> int | None:
+        """Return the chunk asked if the whole demand fits, else a smaller one if nobody leaves."""
+        if self._fits(shape, chunk_tokens):
+            return chunk_tokens
+        if self._table.live_count:
+            return None
+        return chunk_search(
+            self._table.shape,
+            shape,
+            mode=MODE,
+            chunk_tokens=chunk_tokens,
+            holds=lambda chunk: self._fits(shape, chunk),
+        )
+
+    def _retract_for(self, demand: UnitCounts, takes: UnitCounts) -> bool:
+        """End the fewest victims whose end makes room for a whole demand; nobody if none does."""
+        if not self._victims.size:
+            return False
+
+        def ask(ending: Units) -> Ask:
+            growth = self._growth_without(ending)
+            excess = tuple([units + more for units, more in zip(demand, growth, strict=True)])
+            return Ask(excess, takes)
+
+        ending = self._table.fewest_ending(self._victims, ask)
+        if ending is None:
+            return False
+        self.freed += self._table.retract(ending)
+        self.retracted = np.concatenate((self.retracted, ending))
+        self._victims = self._victims[ending.size :]
+        self._growth = self._growth_without(_NONE)
+        return True
+
+    def _takes_with(self, take_tokens: int) -> UnitCounts:
+        """Return what the pass takes at its end with one more request's first chunk."""
+        pages = -(-take_tokens // self._table.shape.page_tokens)
+        wanted = self._table.wanted_units(pages, min(1, take_tokens))
+        return tuple([a + b for a, b in zip(self._first_takes, wanted, strict=True)])
+
+    def _growth_without(self, ending: Units) -> UnitCounts:
+        """Return the share kept free for lapsed requests, those about to end left out."""
+        permille = self._growth_permille
+        if not permille:
+            return (0,) * len(self._table.chain.bands)
+        growth = self._table.holdings.growth_units(without=ending)
+        return tuple([-(-units * permille // 1000) for units in growth])
+
+    def _fits(self, shape: RequestShape, chunk_tokens: int) -> bool:
+        return self._table.chain.fits(self._asked(shape, chunk_tokens))
+
+    def _asked(self, shape: RequestShape, chunk_tokens: int) -> UnitCounts:
+        demand = self._demand(shape, chunk_tokens)
+        return tuple([units + growth for units, growth in zip(demand, self._growth, strict=True)])
+
+    def _demand(self, shape: RequestShape, chunk_tokens: int) -> UnitCounts:
+        return request_demand(
+            self._table.shape,
+            shape,
+            purpose=DemandPurpose.ADMIT,
+            mode=MODE,
+            chunk_tokens=chunk_tokens,
+        ).units
+
+    def _why(self, shape: RequestShape, chunk_tokens: int) -> Shortage:
         """Explain a request that does not fit now, naming who will give memory back."""
         table = self._table
         earlier = table.live_count - self._admitted_count
@@ -123,10 +217,35 @@ class AdmissionPass:
                 remover=" and ".join(outstanding),
                 waiting_helps=True,
             )
-        shortage = table.chain.explain(self._grown(units))
+        shortage = table.chain.explain(self._asked(shape, chunk_tokens))
         if not outstanding:
             return replace(shortage, waiting_helps=False)
         return replace(shortage, remover=" and ".join(outstanding), waiting_helps=True)
+
+    def _never_fits(self, shape: RequestShape, chunk_tokens: int) -> Shortage:
+        """Explain a prompt that fits no empty arena."""
+        chain = self._table.chain
+        bands = [band.geometry for band in chain.bands]
+        prompt_alone = RequestShape(prompt_tokens=shape.prompt_tokens)
+        demand = request_demand(
+            self._table.shape,
+            prompt_alone,
+            purpose=DemandPurpose.CEILING,
+            mode=MODE,
+            chunk_tokens=chunk_tokens,
+        ).units
+        widest = max(range(len(bands)), key=lambda place: demand[place] * bands[place].unit_bytes)
+        needed = sum(units * band.unit_bytes for units, band in zip(demand, bands, strict=True))
+        usable = chain.geometry.arena_bytes - chain.geometry.sink_bytes
+        return Shortage(
+            reason=Reason.NO_BYTES,
+            band=bands[widest].name,
+            short_units=0,
+            short_bytes=max(0, needed - usable),
+            obstacle=f"{needed} bytes asked of an arena that holds {usable} when empty",
+            remover="a larger budget",
+            waiting_helps=False,
+        )
 
 
 def _too_long(total_tokens: int, context_tokens: int) -> Shortage:

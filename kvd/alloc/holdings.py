@@ -15,6 +15,8 @@ from kvd.alloc.rows import RequestRows, ragged
 from kvd.alloc.window import WindowMode
 from kvd_proto.memory import Lifetime
 
+_NONE: Units = np.zeros(0, dtype=np.int64)
+
 
 class Holdings:
     """The promises side of the request table; bands count the totals."""
@@ -41,9 +43,14 @@ class Holdings:
         missing = self.rows.peak_units[index][rows] - self._held(index, rows)
         return int((np.maximum(missing, 0) * self.rows.promised[rows]).sum())
 
-    def growth_units(self) -> UnitCounts:
-        """Return what live requests whose promise lapsed are still missing to their peaks."""
+    def growth_units(self, *, without: Units = _NONE) -> UnitCounts:
+        """Return what live requests whose promise lapsed are still missing to their peaks.
+
+        Rows of ``without`` do not count: they are about to end.
+        """
         rows = self.rows.request_id.nonzero()[0]
+        if without.size:
+            rows = rows[np.isin(rows, without, invert=True)]
         rows = rows[self.rows.promised[rows] == 0]
         return tuple(
             int(np.maximum(self.rows.peak_units[index][rows] - self._held(index, rows), 0).sum())

@@ -5,6 +5,7 @@ units it will ever hold at once in every band; a promise lapses when its time is
 taken stays. A request ends by being freed or retracted.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +68,15 @@ class Growth(NamedTuple):
     def excess(self) -> UnitCounts:
         """Return the units beyond all promises, per band."""
         return tuple([a - b for a, b in zip(self.wanted, self.covered, strict=True)])
+
+
+class Ask(NamedTuple):
+    """What is asked once some rows have ended."""
+
+    excess: UnitCounts
+    """Units beyond all promises, per band."""
+    wanted: UnitCounts
+    """Units to be handed out at once, per band."""
 
 
 _NONE: Units = np.zeros(0, dtype=np.int64)
@@ -162,7 +172,7 @@ class RequestTable:
             beyond = grown_total - columns.capacity_tokens[grown]
             need = (beyond + (self.shape.page_tokens - 1)) // self.shape.page_tokens
             page_count = int(need.sum())
-        wanted = self._wanted(page_count, slotless.size)
+        wanted = self.wanted_units(page_count, slotless.size)
         if self.holdings.uneven_count == 0 and self._within_promise(grown, grown_total):
             growth = Growth(rows, total, grown, need, page_count, slotless, wanted, wanted)
         else:
@@ -180,27 +190,47 @@ class RequestTable:
     ) -> Grant | tuple[Shortage, int]:
         """Retract the fewest victims, in order, whose end makes room; nobody if none does."""
         each = np.broadcast_to(np.asarray(tokens, dtype=np.int64), rows.shape)
+
+        def ask(ending: Units) -> Ask:
+            staying = np.isin(rows, ending, invert=True)
+            asked = self._ask(rows[staying], each[staying])
+            return Ask(asked.excess, asked.wanted)
+
+        ending = self.fewest_ending(victims, ask)
+        if ending is None:
+            return self._refused(growth)
+        freed = self.retract(ending)
+        staying = np.isin(rows, ending, invert=True)
+        grant = self.take(rows[staying], each[staying])
+        assert isinstance(grant, Grant), "victims ended for a take that found no room"
+        return grant._replace(retracted=ending, freed=freed)
+
+    def fewest_ending(self, victims: Units, ask: Callable[[Units], Ask]) -> Units | None:
+        """Return the fewest victims, in order, whose end makes room; None if nobody's end does.
+
+        ``ask`` says what is asked once the rows that it is given have ended. Room means that the
+        whole demand fits and that no transfer keeps what is wanted at once from being taken.
+        Nothing is changed.
+        """
         for count in range(1, victims.size + 1):
             ending = victims[:count]
-            staying = np.isin(rows, ending, invert=True)
-            kept, kept_tokens = rows[staying], each[staying]
-            asked = self._ask(kept, kept_tokens)
+            asked = ask(ending)
+            freed_units = self.holdings.held_sums(ending)
             if self.chain.fits(
                 asked.excess,
-                freed_units=self.holdings.held_sums(ending),
+                freed_units=freed_units,
                 released_units=self.holdings.owed_sums(ending),
-            ):
-                break
-        else:
-            return self._refused(growth)
-        requests = self.rows.request_id[ending].tolist()
-        freed = self.free(ending)
+            ) and self.chain.has_room_now(asked.wanted, freed_units=freed_units):
+                return ending
+        return None
+
+    def retract(self, rows: Units) -> list[Freed]:
+        """End requests that may be admitted again; return the virtual ids that came back."""
+        requests = self.rows.request_id[rows].tolist()
+        freed = self.free(rows)
         for request in requests:
             self.names.wait(request)
-        grant = self.take(kept, kept_tokens)
-        if not isinstance(grant, Grant):
-            return grant
-        return grant._replace(retracted=ending, freed=freed)
+        return freed
 
     def _ask(self, rows: Units, tokens: Units) -> Growth:
         """Return what a take of these rows needs, changing nothing."""
@@ -218,11 +248,12 @@ class RequestTable:
             need,
             page_count,
             slotless,
-            self._wanted(page_count, slotless.size),
+            self.wanted_units(page_count, slotless.size),
             self._covered(grown, need, page_count, slotless),
         )
 
-    def _wanted(self, page_count: int, slot_sum: int) -> UnitCounts:
+    def wanted_units(self, page_count: int, slot_sum: int) -> UnitCounts:
+        """Return the units per band that so many pages and slots are made of."""
         state_index = self.chain.state_index
         return tuple(
             [
@@ -296,10 +327,7 @@ class RequestTable:
     def _refused(self, growth: Growth) -> tuple[Shortage, int]:
         grown = growth.grown
         request = int(self.rows.request_id[grown[0]]) if grown.size == 1 else 0
-        rows = growth.rows
-        held, owed = self.holdings.held_sums(rows), self.holdings.owed_sums(rows)
-        own = tuple([mine + still for mine, still in zip(held, owed, strict=True)])
-        return self.chain.explain(growth.excess, own_units=own), request
+        return self.chain.explain(growth.excess), request
 
     # ---- window slides --------------------------------------------------------------------------
 
