@@ -117,6 +117,9 @@ class RequestBook:
         ids = NONE if call.ids is None else call.ids
         if len(rows) != len(ids):
             raise ReplyError(f"admit of {len(ids)} requests answered with {len(rows)} rows")
+        retracted = column(columns, result.retracted)
+        if len(retracted):
+            self._end(self._ids[retracted])  # first: their rows may be given to the admitted
         fits = rows.nonzero()[0]
         if not len(fits):
             return

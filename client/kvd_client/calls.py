@@ -72,8 +72,8 @@ class CheckProcessed(Protocol):
 class Call(msgspec.Struct, frozen=True):
     """One operation as this client understands it, beside its encoded bytes.
 
-    ``ids`` is None for the standing set; ``removed`` holds the ids that leave it, or a take's
-    victims.
+    ``ids`` is None for the standing set; ``removed`` holds the ids that leave it, or the victims
+    of a take or an admit.
     """
 
     operation: Operation
@@ -231,15 +231,20 @@ class Batch:
         chunk_tokens: int = 0,
         reserve_batches: int = 0,
         growth_permille: int = 0,
+        victims: Sequence[int] | Int64s = (),
     ) -> Handle[Admitted]:
         """Introduce requests and ask for their whole demand, in the order given.
 
         ``take_tokens`` names the chunk each gets at once if it fits. What is promised is held back
         for ``reserve_batches`` batches, 0: until the request is freed; ``growth_permille`` of what
         requests with lapsed promises may still grow is counted against the new ones.
+
+        A request that does not fit now retracts the fewest ``victims``, in the order given, whose
+        end makes room for its whole demand, and nobody if none does.
         """
         array = id_array(ids)
-        handle = Handle("admit", self._read_admitted)
+        leaving = id_array(victims)
+        handle = Handle("admit", partial(self._read_admitted, leaving))
         if not len(array):
             return self._empty(handle, AdmitResult(NO_COLUMN, NO_COLUMN, NO_COLUMN, NO_COLUMN))
         taken = NONE if take_tokens is None else _each(take_tokens, array, "admit take_tokens")
@@ -255,8 +260,9 @@ class Batch:
             chunk_tokens=chunk_tokens,
             reserve_batches=reserve_batches,
             growth_permille=growth_permille,
+            victims=leaving.tobytes(),
         )
-        return self._add(operation, handle, ids=array, tokens=taken)
+        return self._add(operation, handle, ids=array, tokens=taken, removed=leaving)
 
     def relief(self, units: Sequence[int]) -> Handle[Freed | Done]:
         """Make room for a demand in units per band, chain order, without taking it."""
@@ -339,7 +345,7 @@ class Batch:
         retracted = victims[: len(column(columns, result.retracted))]
         return replace(granted(result, columns, self._bands), retracted=retracted)
 
-    def _read_admitted(self, result: AnyResult, columns: Columns) -> Admitted:
+    def _read_admitted(self, victims: Int64s, result: AnyResult, columns: Columns) -> Admitted:
         if not isinstance(result, AdmitResult):
             raise ReplyError(f"admit answered by {type(result).__name__}")
         return Admitted(
@@ -349,6 +355,7 @@ class Batch:
             chunk_tokens=column(columns, result.chunk_tokens),
             refusals=result.refusals,
             taken=granted(result, columns, self._bands),
+            retracted=victims[: len(column(columns, result.retracted))],
         )
 
 

@@ -73,7 +73,7 @@ class Admitted:
 
     The row of a request that does not fit is 0, and ``refusals`` says why for each of those.
     ``new_tokens`` is what memory can ever grant beside the prompt, ``chunk_tokens`` the most that
-    may be taken at once.
+    may be taken at once. ``retracted`` are the victims that ended to make room.
     """
 
     verdicts: Int64s
@@ -82,6 +82,7 @@ class Admitted:
     chunk_tokens: Int64s
     refusals: tuple[Refusal, ...]
     taken: Taken
+    retracted: Int64s = field(default_factory=lambda: NONE)
 
 
 class Handle(Generic[T]):

@@ -1,14 +1,13 @@
 """What operations say: arrays and numbers read and checked before anything is changed."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvd.alloc.band import Units
 from kvd.alloc.requests import RequestTable
 from kvd.errors import OperationError
-from kvd.price.geometry import BandGeometry
 from kvd_proto.errors import ErrorCode
 from kvd_proto.operations import Admit
 
@@ -17,8 +16,6 @@ TOKEN_BYTES = 4
 OPERATION_REQUESTS_MAX = 65536
 """Requests that one operation may name; it bounds how long one operation keeps the daemon busy."""
 TOKENS_MAX = (1 << 31) - 1
-UNITS_MAX = (1 << 31) - 1
-"""Ids of units are 32-bit numbers, so no band holds more."""
 RESERVE_BATCHES_MAX = 1 << 20
 PERMILLE = 1000
 
@@ -30,6 +27,8 @@ class AdmitArguments(NamedTuple):
     prompt_tokens: list[int]
     new_tokens_max: list[int]
     take_tokens: NDArray[np.int64] | None
+    victims: Units
+    """Rows that may end to make room, first one first."""
 
 
 def read_admit(operation: Admit, table: RequestTable) -> AdmitArguments:
@@ -62,7 +61,7 @@ def read_admit(operation: Admit, table: RequestTable) -> AdmitArguments:
             )
         seen[request] = None
         highest = max(highest, request)
-    table.names.check_waiting_room(ids)
+    victims = _read_victims(operation, table, seen)
     takes = None
     if operation.take_tokens:
         takes = read_tokens(
@@ -76,37 +75,22 @@ def read_admit(operation: Admit, table: RequestTable) -> AdmitArguments:
                 f"admit.take_tokens asks {takes[place]} tokens for request {ids[place]}; at "
                 f"most {limit[place]} of its prompt can be taken at once"
             )
-    return AdmitArguments(ids, prompts.tolist(), news.tolist(), takes)
+    return AdmitArguments(ids, prompts.tolist(), news.tolist(), takes, victims)
 
 
-def check_units(
-    units: Sequence[int], bands: Sequence[BandGeometry], *, what: str, within_room: bool
-) -> None:
-    """Raise OperationError unless there is a count per band, of a size to calculate with.
-
-    ``within_room`` bounds each by what the band could hold if it had the arena alone.
-    """
-    if len(units) != len(bands) or min(units, default=0) < 0:
-        raise OperationError(
-            f"{what} is {list(units)!s:.120}; {len(bands)} counts of 0 or more are needed, "
-            f"one per band"
-        )
-    for band, count in zip(bands, units, strict=True):
-        if within_room and count > band.room_units:
+def _read_victims(operation: Admit, table: RequestTable, admitted: dict[int, None]) -> Units:
+    """Return the rows of an admit's victims, who may have to wait as the admitted ones may."""
+    ids = read_request_ids(operation.victims, what="admit.victims") if operation.victims else []
+    for request in ids:
+        if request in admitted:
             raise OperationError(
-                f"{what} asks {count} units of band {band.name}; the arena has room for "
-                f"{band.room_units} of them"
+                f"admit.victims has {request}, which the same admit introduces; a victim is a "
+                f"request that was admitted before",
+                code=ErrorCode.BAD_REQUEST_ID,
             )
-        if count > UNITS_MAX:
-            raise OperationError(
-                f"{what} asks {count} units of band {band.name}; 0 to {UNITS_MAX} is allowed"
-            )
-
-
-def check_tokens(tokens: int, *, what: str, tokens_min: int) -> None:
-    """Raise OperationError for a token count that is too small, or past any sequence's length."""
-    if not tokens_min <= tokens <= TOKENS_MAX:
-        raise OperationError(f"{what} is {tokens}; {tokens_min} to {TOKENS_MAX} is allowed")
+    victims = table.names.rows_of(ids)
+    table.names.check_waiting_room([*admitted, *ids])
+    return victims
 
 
 def read_request_ids(encoded: bytes, *, what: str) -> list[int]:

@@ -61,14 +61,22 @@ class OutcomeBuilder:
             self._effects.add(WriteSlots(self.columns.add(rows), self.columns.add(zeros)))
         return result
 
+    def retracted(self, rows: Units, freed: list[Freed]) -> Column:
+        """Take requests that ended for others out of all tables; return the column of their rows.
+
+        It comes before the effects of whoever they made room for: rows are handed out again.
+        """
+        column = self.columns.add(rows)
+        self.ended(rows, freed)
+        return column
+
     def grant(self, grant: Grant) -> TakeResult:
         """Add what a take did: retract, move, zero the new pages, then let the tables name them."""
         columns, effects = self.columns, self._effects
         physical = [NO_COLUMN] * len(self._chain.bands)
         page_rows = places = virtual = retracted = NO_COLUMN
         if grant.retracted.size:
-            retracted = columns.add(grant.retracted)
-            self.ended(grant.retracted, grant.freed)
+            retracted = self.retracted(grant.retracted, grant.freed)
         self.moves(grant.moves)
         if grant.physical:
             page_rows = columns.add(grant.page_rows)

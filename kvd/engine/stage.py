@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvd.alloc.admission import AdmissionPass
+from kvd.alloc.admission import Admission, AdmissionPass
 from kvd.alloc.band import Units
 from kvd.alloc.chain import ChainAllocator, Shortage
 from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.alloc.demand import DemandShape
 from kvd.alloc.requests import Grant, RequestTable
 from kvd.build import StageStorage
-from kvd.engine.arguments import check_units, read_admit, read_request_ids, read_tokens
+from kvd.engine.arguments import AdmitArguments, read_admit, read_request_ids, read_tokens
 from kvd.engine.lapse import Lapses
 from kvd.engine.outcome import OutcomeBuilder, refusal_of
 from kvd.engine.standing import StandingSet
@@ -36,6 +36,7 @@ from kvd_proto.operations import (
     Take,
 )
 from kvd_proto.outcomes import (
+    NO_COLUMN,
     AdmitResult,
     Done,
     Outcome,
@@ -153,19 +154,16 @@ class StageEngine:
 
     def _admit(self, program: int, operation: Admit) -> Outcome:
         self.steps.require_none_in_flight("admit")
+        if operation.victims:
+            ids = read_request_ids(operation.victims, what="admit.victims")
+            skipped = self._names_refused(ids)
+            if skipped is not None:
+                return skipped
         asked = read_admit(operation, self.requests)
-        admissions = AdmissionPass(self.requests, growth_permille=operation.growth_permille)
-        answers = [
-            admissions.admit(
-                request,
-                prompt_tokens=prompt_tokens,
-                new_tokens_max=new_tokens_max,
-                chunk_tokens=operation.chunk_tokens,
-            )
-            for request, prompt_tokens, new_tokens_max in zip(
-                asked.ids, asked.prompt_tokens, asked.new_tokens_max, strict=True
-            )
-        ]
+        admissions = AdmissionPass(
+            self.requests, growth_permille=operation.growth_permille, victims=asked.victims
+        )
+        answers = self._admissions(admissions, asked, chunk_tokens=operation.chunk_tokens)
         refusals: list[Refusal] = []
         for request, answer in zip(asked.ids, answers, strict=True):
             if answer.shortage is not None:
@@ -185,6 +183,10 @@ class StageEngine:
             add(np.array([answer.new_tokens for answer in answers], dtype=np.int64)),
             add(chunks),
         )
+        retracted = NO_COLUMN
+        if admissions.retracted.size:
+            retracted = builder.retracted(admissions.retracted, admissions.freed)
+            self.counters["retracted"] += admissions.retracted.size
         fitting = (verdicts == Verdict.FITS).nonzero()[0]
         taken = TakeResult()
         if fitting.size:
@@ -202,8 +204,26 @@ class StageEngine:
             page_places=taken.page_places,
             virtual=taken.virtual,
             physical=taken.physical,
+            retracted=retracted,
         )
         return builder.build(result)
+
+    def _admissions(
+        self, admissions: AdmissionPass, asked: AdmitArguments, *, chunk_tokens: int
+    ) -> list[Admission]:
+        takes = [0] * len(asked.ids) if asked.take_tokens is None else asked.take_tokens.tolist()
+        return [
+            admissions.admit(
+                request,
+                prompt_tokens=prompt_tokens,
+                new_tokens_max=new_tokens_max,
+                chunk_tokens=chunk_tokens,
+                take_tokens=take_tokens,
+            )
+            for request, prompt_tokens, new_tokens_max, take_tokens in zip(
+                asked.ids, asked.prompt_tokens, asked.new_tokens_max, takes, strict=True
+            )
+        ]
 
     def _change_standing(self, program: int, operation: Standing) -> Outcome:
         add = read_request_ids(operation.add, what="standing.add") if operation.add else []
@@ -265,8 +285,11 @@ class StageEngine:
     def _relief(self, program: int, operation: Relief) -> Outcome:
         self.steps.require_none_in_flight("relief")
         demand = operation.demand_units
-        bands = self.chain.geometry.bands
-        check_units(demand, bands, what="relief.demand_units", within_room=True)
+        if len(demand) != len(self.chain.bands) or min(demand, default=0) < 0:
+            raise OperationError(
+                f"relief.demand_units is {list(demand)}; {len(self.chain.bands)} counts of 0 or "
+                f"more are needed, one per band"
+            )
         moved = (
             self.chain.make_room(demand) if self.chain.fits(demand) else self.chain.explain(demand)
         )

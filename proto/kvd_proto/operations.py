@@ -25,6 +25,10 @@ class Admit(Operation, frozen=True, array_like=True, tag="admit"):
     What is promised is held back for ``reserve_batches`` batches of the program, and then only what
     was taken stays; 0 means until the request is freed. ``growth_permille`` adds that share of what
     the live requests of lapsed promises may still grow to the question.
+
+    A request that does not fit now ends the fewest of ``victims``, first one first, whose end makes
+    room for its whole demand; if nobody's end does, nobody ends. Victims are used up across the
+    requests of one admit. A retracted request has ended and may be admitted again.
     """
 
     requests: bytes
@@ -34,6 +38,7 @@ class Admit(Operation, frozen=True, array_like=True, tag="admit"):
     chunk_tokens: int = 0
     reserve_batches: int = 0
     growth_permille: int = 0
+    victims: bytes = b""
 
 
 class Standing(Operation, frozen=True, array_like=True, tag="standing"):

@@ -167,7 +167,8 @@ class AdmitResult(Result, frozen=True, array_like=True, tag="admitted"):
     ``verdicts`` and ``rows`` are columns; the row of a request that does not fit is 0. So are
     ``new_tokens``, what memory can ever grant each request beside its prompt, and ``chunk_tokens``,
     the most that it may take at once. The other columns are those of a take, for the chunks granted
-    with the verdict.
+    with the verdict. ``retracted`` are the rows that victims lost, in the order in which they were
+    retracted; a row among them may have been given to a request that fits.
     """
 
     verdicts: Column
@@ -179,6 +180,7 @@ class AdmitResult(Result, frozen=True, array_like=True, tag="admitted"):
     page_places: Column = NO_COLUMN
     virtual: Column = NO_COLUMN
     physical: tuple[Column, ...] = ()
+    retracted: Column = NO_COLUMN
 
 
 class TakeResult(Result, frozen=True, array_like=True, tag="taken"):

@@ -210,7 +210,7 @@ SAMPLES: dict[str, Struct] = {
     "frame.entry": _ENTRY,
     "frame.batch_reply": BatchReply(13, (_ENTRY,)),
     "operation.admit": Admit(
-        int64s(1, 2), int32s(100, 200), int32s(16, 32), int32s(64, 64), 512, 8, 250
+        int64s(1, 2), int32s(100, 200), int32s(16, 32), int32s(64, 64), 512, 8, 250, int64s(3)
     ),
     "operation.standing": Standing(int64s(1), int64s(2)),
     "operation.take": Take(int64s(1, 1 << 40), 3, int32s(1, 2), int64s(4)),
@@ -235,7 +235,9 @@ SAMPLES: dict[str, Struct] = {
     "effect.copy": Copy("load", 1, _C2, _C3),
     "result.done": Done(),
     "result.refusal": _REFUSAL,
-    "result.admitted": AdmitResult(_C0, _C1, _C2, _C3, (_REFUSAL,), _C4, _C5, _C6, (_C7, _NONE)),
+    "result.admitted": AdmitResult(
+        _C0, _C1, _C2, _C3, (_REFUSAL,), _C4, _C5, _C6, (_C7, _NONE), _C7
+    ),
     "result.taken": TakeResult(_C0, _C1, _C2, (_C3, _NONE), _C4),
     "result.freed": Freed((1, 2)),
     "result.skipped": Skipped(8),
