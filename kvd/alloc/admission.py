@@ -8,6 +8,10 @@
    let in that way would eat the room of running decodes.
 5. UNSCHEDULABLE: nothing outstanding could ever make it fit.
 
+New tokens are clipped before any of it, at the chunk asked: a long chunk may so cost output tokens
+that a shorter one would leave, which is the asker's choice and keeps the answer one search. Only a
+prompt that fits no empty arena in the chunk asked is clipped at the shortest.
+
 Where victims are named, a request that does not fit now ends the fewest of them whose end makes
 room for its whole demand, and then fits. A request that fits, but whose first chunk is in the way
 of transfers, waits for those.
@@ -19,9 +23,8 @@ import numpy as np
 
 from kvd.alloc.band import Units
 from kvd.alloc.chain import Shortage, UnitCounts
-from kvd.alloc.clip import chunk_search, memory_clip
-from kvd.alloc.demand import RequestShape, cut_grid_tokens, request_demand
-from kvd.alloc.purpose import DemandPurpose
+from kvd.alloc.clip import price_request
+from kvd.alloc.demand import RequestShape
 from kvd.alloc.requests import Ask, Freed, RequestTable
 from kvd.alloc.window import WindowMode
 from kvd_proto.outcomes import Reason, Verdict
@@ -86,65 +89,43 @@ class AdmissionPass:
             return Admission(
                 Verdict.UNSCHEDULABLE, shortage=_too_long(total_tokens, table.context_tokens)
             )
-        shape = RequestShape(prompt_tokens=prompt_tokens, new_tokens=new_tokens_max)
-        shortest_tokens = min(chunk_tokens, cut_grid_tokens(table.shape, MODE))
-        new_tokens = self._clip(shape, chunk_tokens)
-        if new_tokens is None:
-            new_tokens = self._clip(shape, shortest_tokens)
+        price = price_request(
+            table.shape,
+            RequestShape(prompt_tokens=prompt_tokens, new_tokens=new_tokens_max),
+            mode=MODE,
+            chunk_tokens=chunk_tokens,
+            may_shrink=table.live_count == 0,
+            fits_empty=table.chain.fits_empty,
+            fits_now=lambda units: table.chain.fits(self._grown(units)),
+        )
+        new_tokens = price.new_tokens
         if new_tokens is None:
             table.names.refuse(request)
-            shortage = self._never_fits(shape, shortest_tokens)
+            shortage = table.chain.explain_empty(price.units)
             return Admission(Verdict.UNSCHEDULABLE, shortage=shortage)
-        shape = RequestShape(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
-        chunk = self._chunk_that_fits(shape, chunk_tokens) if len(table.rows.free) else None
-        takes = self._takes_with(min(take_tokens, chunk_tokens if chunk is None else chunk))
-        if chunk is not None and not table.chain.has_room_now(takes):
+        may_open = price.fits and len(table.rows.free) > 0
+        takes = self._takes_with(min(take_tokens, price.chunk_tokens))
+        if may_open and not table.chain.has_room_now(takes):
             table.names.wait(request)
-            shortage = table.chain.explain(self._asked(shape, chunk))
+            shortage = table.chain.explain(self._grown(price.units))
             return Admission(Verdict.WAIT, 0, new_tokens, shortage=shortage)
-        if chunk is None and self._retract_for(self._demand(shape, chunk_tokens), takes):
-            chunk = chunk_tokens
-        if chunk is not None:
+        if may_open or self._retract_for(price.units, takes):
             self._first_takes = takes
             row = table.open(
                 request,
-                self._demand(shape, chunk),
+                price.units,
                 prompt_tokens=prompt_tokens,
                 new_tokens=new_tokens,
-                chunk_tokens=chunk,
+                chunk_tokens=price.chunk_tokens,
             )
             self._admitted_count += 1
-            return Admission(Verdict.FITS, row, new_tokens, chunk)
-        shortage = self._why(shape, chunk_tokens)
+            return Admission(Verdict.FITS, row, new_tokens, price.chunk_tokens)
+        shortage = self._why(price.units)
         if table.live_count == 0:
             table.names.refuse(request)
             return Admission(Verdict.UNSCHEDULABLE, 0, new_tokens, shortage=shortage)
         table.names.wait(request)
         return Admission(Verdict.WAIT, 0, new_tokens, shortage=shortage)
-
-    def _clip(self, shape: RequestShape, chunk_tokens: int) -> int | None:
-        """Return the new tokens that an empty arena grants the prompt in such chunks, or None."""
-        return memory_clip(
-            self._table.shape,
-            shape,
-            mode=MODE,
-            chunk_tokens=chunk_tokens,
-            fits_empty=self._table.chain.fits_empty,
-        )
-
-    def _chunk_that_fits(self, shape: RequestShape, chunk_tokens: int) -> int | None:
-        """Return the chunk asked if the whole demand fits, else a smaller one if nobody leaves."""
-        if self._fits(shape, chunk_tokens):
-            return chunk_tokens
-        if self._table.live_count:
-            return None
-        return chunk_search(
-            self._table.shape,
-            shape,
-            mode=MODE,
-            chunk_tokens=chunk_tokens,
-            holds=lambda chunk: self._fits(shape, chunk),
-        )
 
     def _retract_for(self, demand: UnitCounts, takes: UnitCounts) -> bool:
         """End the fewest victims whose end makes room for a whole demand; nobody if none does."""
@@ -179,23 +160,11 @@ class AdmissionPass:
         growth = self._table.holdings.growth_units(without=ending)
         return tuple([-(-units * permille // 1000) for units in growth])
 
-    def _fits(self, shape: RequestShape, chunk_tokens: int) -> bool:
-        return self._table.chain.fits(self._asked(shape, chunk_tokens))
+    def _grown(self, units: UnitCounts) -> UnitCounts:
+        """Return a demand with what is held back for lapsed requests."""
+        return tuple([asked + growth for asked, growth in zip(units, self._growth, strict=True)])
 
-    def _asked(self, shape: RequestShape, chunk_tokens: int) -> UnitCounts:
-        demand = self._demand(shape, chunk_tokens)
-        return tuple([units + growth for units, growth in zip(demand, self._growth, strict=True)])
-
-    def _demand(self, shape: RequestShape, chunk_tokens: int) -> UnitCounts:
-        return request_demand(
-            self._table.shape,
-            shape,
-            purpose=DemandPurpose.ADMIT,
-            mode=MODE,
-            chunk_tokens=chunk_tokens,
-        ).units
-
-    def _why(self, shape: RequestShape, chunk_tokens: int) -> Shortage:
+    def _why(self, units: UnitCounts) -> Shortage:
         """Explain a request that does not fit now, naming who will give memory back."""
         table = self._table
         earlier = table.live_count - self._admitted_count
@@ -217,35 +186,10 @@ class AdmissionPass:
                 remover=" and ".join(outstanding),
                 waiting_helps=True,
             )
-        shortage = table.chain.explain(self._asked(shape, chunk_tokens))
+        shortage = table.chain.explain(self._grown(units))
         if not outstanding:
             return replace(shortage, waiting_helps=False)
         return replace(shortage, remover=" and ".join(outstanding), waiting_helps=True)
-
-    def _never_fits(self, shape: RequestShape, chunk_tokens: int) -> Shortage:
-        """Explain a prompt that fits no empty arena."""
-        chain = self._table.chain
-        bands = [band.geometry for band in chain.bands]
-        prompt_alone = RequestShape(prompt_tokens=shape.prompt_tokens)
-        demand = request_demand(
-            self._table.shape,
-            prompt_alone,
-            purpose=DemandPurpose.CEILING,
-            mode=MODE,
-            chunk_tokens=chunk_tokens,
-        ).units
-        widest = max(range(len(bands)), key=lambda place: demand[place] * bands[place].unit_bytes)
-        needed = sum(units * band.unit_bytes for units, band in zip(demand, bands, strict=True))
-        usable = chain.geometry.arena_bytes - chain.geometry.sink_bytes
-        return Shortage(
-            reason=Reason.NO_BYTES,
-            band=bands[widest].name,
-            short_units=0,
-            short_bytes=max(0, needed - usable),
-            obstacle=f"{needed} bytes asked of an arena that holds {usable} when empty",
-            remover="a larger budget",
-            waiting_helps=False,
-        )
 
 
 def _too_long(total_tokens: int, context_tokens: int) -> Shortage:

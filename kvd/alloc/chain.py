@@ -12,7 +12,7 @@ Invariants:
     chain.snapshot_fresh: the snapshot kept for an epoch equals one built anew.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.price.geometry import ChainGeometry
 from kvd.price.layout import Layout, Step, move_order
 from kvd.price.plans import feasible, first_plan, plan
-from kvd.price.refusal import ObstacleKind, obstacle_text, why_not
+from kvd.price.refusal import ObstacleKind, never_fits, obstacle_text, why_not
 from kvd.price.search import Spans
 from kvd.price.snapshot import ChainSnapshot, Interval, Tier, empty_snapshot, reclaimed
 from kvd_proto.memory import Lifetime
@@ -35,6 +35,9 @@ SPARE_UNITS_MAX = 4096
 SPARE_DIVISOR = 16
 """A band that grows adds up to a sixteenth of what it holds: sixteen times fewer growths, and never
 more bytes than a rearrangement gives back without a copy."""
+
+LARGER_BUDGET = "a larger budget"
+NOBODY_ELSE = "a larger budget: nobody but who asks holds memory"
 
 
 class BandMoves(NamedTuple):
@@ -167,9 +170,42 @@ class ChainAllocator:
         layout = first_plan(snapshot, wanted_units)
         return layout is not None and layout.tier is Tier.STREAM
 
-    def explain(self, demand_units: UnitCounts) -> Shortage:
-        """Explain a no of `fits`: what is short, what is in the way, who could remove it."""
-        return self._shortage(self._with_promises(demand_units, None))
+    def explain(self, demand_units: UnitCounts, *, own_units: UnitCounts | None = None) -> Shortage:
+        """Explain a no of `fits`: what is short, what is in the way, who could remove it.
+
+        ``own_units`` are what the requests that ask hold and were promised already: waiting does
+        not free that.
+        """
+        demand = self._with_promises(demand_units, None)
+        own = self._nothing if own_units is None else own_units
+        whole = tuple([asked + mine for asked, mine in zip(demand_units, own, strict=True)])
+        others_hold = any(
+            band.live_units + band.promised_units > mine
+            for band, mine in zip(self.bands, own, strict=True)
+        )
+        shortage = self._shortage(demand)
+        if shortage.reason is Reason.TRANSFERS:
+            return shortage
+        if any(own) and not others_hold:
+            return replace(shortage, remover=NOBODY_ELSE, waiting_helps=False)
+        if not self.fits_empty(whole):
+            return replace(shortage, remover=LARGER_BUDGET, waiting_helps=False)
+        return shortage if others_hold else replace(shortage, waiting_helps=False)
+
+    def explain_empty(self, demand_units: UnitCounts) -> Shortage:
+        """Explain a no of `fits_empty`; no wait changes it."""
+        found = never_fits(self.empty, demand_units)
+        assert found is not None, "the demand fits an empty arena"
+        obstacle, text = found
+        return Shortage(
+            reason=_reason(obstacle.kind),
+            band=self.bands[obstacle.band_index].geometry.name,
+            short_units=obstacle.units_short_units,
+            short_bytes=obstacle.bytes_short_bytes,
+            obstacle=text,
+            remover=LARGER_BUDGET,
+            waiting_helps=False,
+        )
 
     # ---- changes --------------------------------------------------------------------------------
 
@@ -369,11 +405,15 @@ class ChainAllocator:
             )
         by_transfer = obstacle.kind in (ObstacleKind.FIXED, ObstacleKind.BLOCKED)
         return Shortage(
-            reason=Reason.NO_IDS if obstacle.kind is ObstacleKind.IDS else Reason.NO_BYTES,
+            reason=_reason(obstacle.kind),
             band=self.bands[obstacle.band_index].geometry.name,
             short_units=obstacle.units_short_units,
             short_bytes=obstacle.bytes_short_bytes,
             obstacle=obstacle_text(self.snapshot(), obstacle, promised_units=self.promised_units),
             remover="the transfer's end" if by_transfer else "a request that ends",
-            waiting_helps=any(band.live_units for band in self.bands),
+            waiting_helps=True,
         )
+
+
+def _reason(kind: ObstacleKind) -> Reason:
+    return Reason.NO_IDS if kind is ObstacleKind.IDS else Reason.NO_BYTES

@@ -327,7 +327,10 @@ class RequestTable:
     def _refused(self, growth: Growth) -> tuple[Shortage, int]:
         grown = growth.grown
         request = int(self.rows.request_id[grown[0]]) if grown.size == 1 else 0
-        return self.chain.explain(growth.excess), request
+        rows = growth.rows
+        held, owed = self.holdings.held_sums(rows), self.holdings.owed_sums(rows)
+        own = tuple([mine + still for mine, still in zip(held, owed, strict=True)])
+        return self.chain.explain(growth.excess, own_units=own), request
 
     # ---- window slides --------------------------------------------------------------------------
 

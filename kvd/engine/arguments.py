@@ -1,5 +1,6 @@
 """What operations say: arrays and numbers read and checked before anything is changed."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from kvd.alloc.band import Units
 from kvd.alloc.requests import RequestTable
 from kvd.errors import OperationError
+from kvd.price.geometry import BandGeometry
 from kvd_proto.errors import ErrorCode
 from kvd_proto.operations import Admit
 
@@ -16,6 +18,8 @@ TOKEN_BYTES = 4
 OPERATION_REQUESTS_MAX = 65536
 """Requests that one operation may name; it bounds how long one operation keeps the daemon busy."""
 TOKENS_MAX = (1 << 31) - 1
+UNITS_MAX = (1 << 31) - 1
+"""Ids of units are 32-bit numbers, so no band holds more."""
 RESERVE_BATCHES_MAX = 1 << 20
 PERMILLE = 1000
 
@@ -91,6 +95,36 @@ def _read_victims(operation: Admit, table: RequestTable, admitted: dict[int, Non
     victims = table.names.rows_of(ids)
     table.names.check_waiting_room([*admitted, *ids])
     return victims
+
+
+def check_units(
+    units: Sequence[int], bands: Sequence[BandGeometry], *, what: str, within_room: bool
+) -> None:
+    """Raise OperationError unless there is a count per band, of a size to calculate with.
+
+    ``within_room`` bounds each by what the band could hold if it had the arena alone.
+    """
+    if len(units) != len(bands) or min(units, default=0) < 0:
+        raise OperationError(
+            f"{what} is {list(units)!s:.120}; {len(bands)} counts of 0 or more are needed, "
+            f"one per band"
+        )
+    for band, count in zip(bands, units, strict=True):
+        if within_room and count > band.room_units:
+            raise OperationError(
+                f"{what} asks {count} units of band {band.name}; the arena has room for "
+                f"{band.room_units} of them"
+            )
+        if count > UNITS_MAX:
+            raise OperationError(
+                f"{what} asks {count} units of band {band.name}; 0 to {UNITS_MAX} is allowed"
+            )
+
+
+def check_tokens(tokens: int, *, what: str, tokens_min: int) -> None:
+    """Raise OperationError for a token count that is too small, or past any sequence's length."""
+    if not tokens_min <= tokens <= TOKENS_MAX:
+        raise OperationError(f"{what} is {tokens}; {tokens_min} to {TOKENS_MAX} is allowed")
 
 
 def read_request_ids(encoded: bytes, *, what: str) -> list[int]:

@@ -16,7 +16,13 @@ from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.alloc.demand import DemandShape
 from kvd.alloc.requests import Grant, RequestTable
 from kvd.build import StageStorage
-from kvd.engine.arguments import AdmitArguments, read_admit, read_request_ids, read_tokens
+from kvd.engine.arguments import (
+    AdmitArguments,
+    check_units,
+    read_admit,
+    read_request_ids,
+    read_tokens,
+)
 from kvd.engine.lapse import Lapses
 from kvd.engine.outcome import OutcomeBuilder, refusal_of
 from kvd.engine.standing import StandingSet
@@ -285,11 +291,8 @@ class StageEngine:
     def _relief(self, program: int, operation: Relief) -> Outcome:
         self.steps.require_none_in_flight("relief")
         demand = operation.demand_units
-        if len(demand) != len(self.chain.bands) or min(demand, default=0) < 0:
-            raise OperationError(
-                f"relief.demand_units is {list(demand)}; {len(self.chain.bands)} counts of 0 or "
-                f"more are needed, one per band"
-            )
+        bands = self.chain.geometry.bands
+        check_units(demand, bands, what="relief.demand_units", within_room=True)
         moved = (
             self.chain.make_room(demand) if self.chain.fits(demand) else self.chain.explain(demand)
         )

@@ -292,6 +292,7 @@ SAMPLES: dict[str, Struct] = {
         new_tokens=40,
         steps=(WhatIfStep("relief", True, "RELAYOUT", (3, 0), 196_608),),
         obstacle="live and promised units fill the arena",
+        chunk_tokens=2048,
     ),
     "control.ticket": Ticket(ticket=1 << 60, epoch=1 << 50),
     "control.fetch": FetchDescriptors(token=1 << 51),
