@@ -225,3 +225,8 @@ def test_what_lacks_ids_even_in_an_empty_arena_is_told_so() -> None:
     assert (answer.shortage.reason, answer.shortage.short_units) == (Reason.NO_IDS, 1)
     assert "6 ids of full_0 asked, there are 5" in answer.shortage.obstacle
     assert answer.shortage.remover == "a larger budget"
+
+
+def test_a_request_whose_new_tokens_are_clipped_keeps_the_chunk_asked() -> None:
+    answer = admit(TEN.table(), 1, prompt=30, new=34, chunk=7)
+    assert (answer.verdict, answer.new_tokens, answer.chunk_tokens) == (FITS, 10, 7)
