@@ -3,6 +3,7 @@
 Every step runs on the request table, right or wrong, and is compared with what the model expects.
 """
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -74,9 +75,16 @@ class RequestModel:
     # ---- operations -----------------------------------------------------------------------------
 
     def admit(
-        self, *, prompt: int, new: int, chunk: int = 0, growth_permille: int = 0, again: bool
+        self,
+        *,
+        prompt: int,
+        new: int,
+        chunk: int = 0,
+        growth_permille: int = 0,
+        again: bool,
+        victims: Sequence[int] = (),
     ) -> None:
-        """Ask for a new request, or again for one that waits; compare all five outcomes."""
+        """Ask for a new request, or again for one that waits; compare all outcomes."""
         request = self.waiting.pop(0) if again and self.waiting else self.newest + 1
         self.newest = max(self.newest, request)
         table = self.table
@@ -85,19 +93,30 @@ class RequestModel:
         asked_chunk = chunk or self.world.chunk_tokens
         granted = self._clip(prompt, new, asked_chunk)
         chunks: list[int] = []
+        ended_count = 0
         if granted is not None:
             growth = [-(-units * growth_permille // 1000) for units in self._missing(lapsed=True)]
             chunks = self._fitting_chunks(prompt, granted, asked_chunk, growth)
-        answer = AdmissionPass(table, growth_permille=growth_permille).admit(
+            if not rows_free or asked_chunk not in chunks:
+                demand = self._demand(DemandPurpose.ADMIT, prompt, granted, asked_chunk)
+                ended_count = self._preempted_count(demand, growth_permille, victims)
+        ending = table.names.rows_of(list(victims))
+        one_pass = AdmissionPass(table, growth_permille=growth_permille, victims=ending)
+        answer = one_pass.admit(
             request, prompt_tokens=prompt, new_tokens_max=new, chunk_tokens=chunk
         )
+        assert one_pass.retracted.tolist() == ending[:ended_count].tolist()
+        if ended_count:
+            self._compare_freed(dict(one_pass.freed), list(victims[:ended_count]))
+            self.waiting += victims[:ended_count]
+            self.retracted_count += ended_count
         self.verdicts[answer.verdict] += 1
         if granted is None:
             assert answer.verdict is Verdict.UNSCHEDULABLE
         else:
             assert answer.new_tokens == granted
             self.clipped_count += granted < new
-            if rows_free and chunks and chunks[-1] == asked_chunk:
+            if ended_count or (rows_free and asked_chunk in chunks):
                 assert (answer.verdict, answer.chunk_tokens) == (Verdict.FITS, asked_chunk)
             elif self.held:
                 assert answer.verdict is Verdict.WAIT
@@ -294,16 +313,29 @@ class RequestModel:
             )
         ]
 
-    def _missing(self, *, lapsed: bool) -> UnitCounts:
+    def _missing(self, *, lapsed: bool, without: Sequence[int] = ()) -> UnitCounts:
         """Return what requests of whole, or of lapsed promises, are missing to their peaks."""
         return tuple(
             sum(
                 max(0, held.peak_units[index] - len(self.units(held, index)))
-                for held in self.held.values()
-                if held.lapsed is lapsed
+                for request, held in self.held.items()
+                if held.lapsed is lapsed and request not in without
             )
             for index in range(len(self.chain.bands))
         )
+
+    def _preempted_count(
+        self, demand: UnitCounts, growth_permille: int, victims: Sequence[int]
+    ) -> int:
+        """Return how many victims must go for a demand, found by ending them on copies; 0: none."""
+        for count in range(1, len(victims) + 1):
+            table = deepcopy(self.table)
+            table.free(table.names.rows_of(list(victims[:count])))
+            missing = self._missing(lapsed=True, without=victims[:count])
+            growth = [-(-units * growth_permille // 1000) for units in missing]
+            if table.chain.fits(tuple(a + b for a, b in zip(demand, growth, strict=True))):
+                return count
+        return 0
 
     def _retracted_count(
         self, requests: list[int], counts: list[int], victims: list[int]

@@ -30,9 +30,19 @@ class RequestMachine(RuleBasedStateMachine):
         chunk=st.sampled_from((0, 1, 3, 1 << 31)),
         growth=st.sampled_from((0, 1, 500, 1000)),
         again=st.booleans(),
+        victims=VICTIMS,
     )
-    def admit(self, prompt: int, new: int, chunk: int, growth: int, again: bool) -> None:
-        self.model.admit(prompt=prompt, new=new, chunk=chunk, growth_permille=growth, again=again)
+    def admit(
+        self, prompt: int, new: int, chunk: int, growth: int, again: bool, victims: list[int]
+    ) -> None:
+        self.model.admit(
+            prompt=prompt,
+            new=new,
+            chunk=chunk,
+            growth_permille=growth,
+            again=again,
+            victims=self._pick(victims),
+        )
 
     @precondition(lambda self: self.model.held)
     @rule(picks=PICKS, tokens=st.integers(1, 12), each=st.booleans(), victims=VICTIMS)
