@@ -321,24 +321,6 @@ def test_a_ticket_that_nobody_was_given_is_refused(peer: Peer, group: str, ticke
     assert f"ticket {ticket} " in error.message
 
 
-@pytest.mark.parametrize(
-    ("version_min", "version_max"), [(3, 4), (1000, 1000), (0, 0), (1, 1), (-5, -1), (3, 1)]
-)
-def test_a_client_of_another_version_is_refused_with_both_ranges(
-    peer: Peer, bystander: Client, group: str, version_min: int, version_max: int
-) -> None:
-    peer.say_hello(group, version_min=version_min, version_max=version_max)
-
-    error = peer.error()
-    assert error.code == "BAD_VERSION"
-    assert f"client speaks protocol {version_min} to {version_max}" in error.message
-    assert "this daemon 2 to 2" in error.message
-
-
-def test_a_newer_client_that_still_speaks_this_version_is_welcome(peer: Peer, group: str) -> None:
-    assert peer.attach(group, version_min=1, version_max=9).version == 2
-
-
 def test_a_hello_with_fields_of_a_later_version_is_welcome(peer: Peer, group: str) -> None:
     fields = msgspec.msgpack.decode(encode(peer.hello(group)))
 
