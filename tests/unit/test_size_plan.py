@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from kvd.errors import SizeError
+from kvd.limits import STATE_SHARE_MAX
 from kvd.plan.stage import StagePlan, plan_stages
 from kvd.price.search import fits_empty
 from kvd.size.inputs import SizingValues, resolve_sizing
@@ -87,7 +88,7 @@ def test_explicit_slots_are_aimed_at_as_given() -> None:
 
 
 def test_a_share_that_leaves_no_room_for_the_other_bands_is_cut() -> None:
-    sized = size(HYBRID, values(state_share=1e9))
+    sized = size(HYBRID, values(state_share=STATE_SHARE_MAX))
     assert all(
         target >= floor for target, floor in zip(sized.target_units, sized.floor_units, strict=True)
     )
