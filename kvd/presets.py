@@ -4,8 +4,8 @@ A preset is a shortened ``config.json`` with the public figures of a model. It s
 model's memory geometry, not for its weights.
 """
 
-from importlib.abc import Traversable
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
