@@ -180,3 +180,15 @@ class EngineDaemon:
             minimum_rank=0,
             plan=self.storage.storage,
         )
+
+
+def admit_three_tokens_each(kv: Client, ids: list[int]) -> None:
+    """Admit requests of three tokens that may grow by thirty, as standing ones."""
+    with kv.batch() as batch:
+        batch.admit(
+            ids,
+            prompt_tokens=[3] * len(ids),
+            new_tokens_max=[30] * len(ids),
+            take_tokens=[3] * len(ids),
+        )
+        batch.standing(add=ids)

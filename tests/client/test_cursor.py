@@ -34,6 +34,7 @@ from kvd_proto.errors import ErrorCode, KvdError
 from kvd_proto.operations import RankFailed
 from kvd_proto.outcomes import BatchReply, Entry, Freed
 from tests.client.engine_daemon import EPOCH, Answer, EngineDaemon
+from tests.client.engine_daemon import admit_three_tokens_each as admit
 
 
 class InjectedError(KvdError):
@@ -50,17 +51,6 @@ def kv(daemon: EngineDaemon) -> Iterator[Client]:
     with daemon.attach() as client:
         admit(client, [1, 2])
         yield client
-
-
-def admit(kv: Client, ids: list[int]) -> None:
-    with kv.batch() as batch:
-        batch.admit(
-            ids,
-            prompt_tokens=[3] * len(ids),
-            new_tokens_max=[30] * len(ids),
-            take_tokens=[3] * len(ids),
-        )
-        batch.standing(add=ids)
 
 
 def take(kv: Client) -> None:

@@ -1,8 +1,7 @@
 """Host memory: mappings, and commands on them."""
 
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,9 +12,9 @@ from kvd_client.device.host import commands as host_commands
 from kvd_client.device.host.device import HostDevice, host_device
 from kvd_client.device.host.memory import HostMemory
 from kvd_client.device.host.stream import HostStream
-from kvd_client.errors import DeviceError, ForkedError
+from kvd_client.errors import DeviceError
+from tests.client.host_parts import DEADLINE_MS, in_fork
 
-DEADLINE_MS = 30_000
 SHORT_MS = 20
 UNIT_BYTES = 48
 UNITS_COUNT = 100
@@ -45,38 +44,6 @@ def fence_page() -> Iterator[FencePage]:
     os.close(fd)
     yield page
     page.close()
-
-
-class Gate:
-    """Work that occupies a stream until it is opened."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self._opened = threading.Event()
-
-    def __call__(self) -> None:
-        self.entered.set()
-        assert self._opened.wait(DEADLINE_MS / 1000)
-
-    def open(self) -> None:
-        self._opened.set()
-
-
-def fail() -> None:
-    raise ZeroDivisionError("planted")
-
-
-def in_fork(call: Callable[[], object]) -> int:
-    """Return 0 if the call raises ForkedError in a forked child."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            call()
-        except ForkedError:
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 # ---- memory ----

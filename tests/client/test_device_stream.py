@@ -13,10 +13,10 @@ from kvd_client.device.fences import FencePage, create_fence_page
 from kvd_client.device.host import stream as host_stream
 from kvd_client.device.host.memory import HostMemory
 from kvd_client.device.host.stream import HostStream
-from kvd_client.errors import DeviceError, ForkedError
+from kvd_client.errors import DeviceError
 from kvd_proto.errors import ErrorCode
+from tests.client.host_parts import DEADLINE_MS, Gate, fail, in_fork
 
-DEADLINE_MS = 30_000
 SHORT_MS = 20
 UNIT_BYTES = 48
 UNITS_COUNT = 100
@@ -46,38 +46,6 @@ def fence_page() -> Iterator[FencePage]:
     os.close(fd)
     yield page
     page.close()
-
-
-class Gate:
-    """Work that occupies a stream until it is opened."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self._opened = threading.Event()
-
-    def __call__(self) -> None:
-        self.entered.set()
-        assert self._opened.wait(DEADLINE_MS / 1000)
-
-    def open(self) -> None:
-        self._opened.set()
-
-
-def fail() -> None:
-    raise ZeroDivisionError("planted")
-
-
-def in_fork(call: Callable[[], object]) -> int:
-    """Return 0 if the call raises ForkedError in a forked child."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            call()
-        except ForkedError:
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_work_runs_in_the_order_of_its_submission(stream: HostStream) -> None:

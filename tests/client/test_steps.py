@@ -22,6 +22,7 @@ from kvd_proto.control import Header, MessageKind
 from kvd_proto.errors import ErrorCode
 from kvd_proto.operations import BatchEnd, Launch, Operation, Processed, RankFailed
 from tests.client.engine_daemon import Answer, EngineDaemon
+from tests.client.engine_daemon import admit_three_tokens_each as admit
 
 
 @pytest.fixture
@@ -34,17 +35,6 @@ def kv(daemon: EngineDaemon) -> Iterator[Client]:
     with daemon.attach() as client:
         admit(client, [1, 2])
         yield client
-
-
-def admit(kv: Client, ids: list[int]) -> None:
-    with kv.batch() as batch:
-        batch.admit(
-            ids,
-            prompt_tokens=[3] * len(ids),
-            new_tokens_max=[30] * len(ids),
-            take_tokens=[3] * len(ids),
-        )
-        batch.standing(add=ids)
 
 
 def wait_for(event: threading.Event) -> None:
