@@ -26,12 +26,7 @@ from kvd.alloc.chain import Shortage, UnitCounts
 from kvd.alloc.clip import price_request
 from kvd.alloc.demand import RequestShape
 from kvd.alloc.requests import Ask, Freed, RequestTable
-from kvd.alloc.window import WindowMode
 from kvd_proto.outcomes import Reason, Verdict
-
-MODE = WindowMode.STEP
-"""Windows slide when computed tokens are stated, before the next take; overlap will change it."""
-
 
 _NONE: Units = np.zeros(0, dtype=np.int64)
 
@@ -92,7 +87,7 @@ class AdmissionPass:
         price = price_request(
             table.shape,
             RequestShape(prompt_tokens=prompt_tokens, new_tokens=new_tokens_max),
-            mode=MODE,
+            mode=table.shape.mode,
             chunk_tokens=chunk_tokens,
             may_shrink=table.live_count == 0,
             fits_empty=table.chain.fits_empty,

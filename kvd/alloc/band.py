@@ -1,10 +1,16 @@
 """One band: its span, its holes, and which unit is bound to which name.
 
 Units are indices on the band's own grid. ``_owner_of[unit]`` carries the unit's state as well as
-its name: a positive value is the virtual id bound to it, OUTSIDE and HOLE say that it is not bound.
+its name: a positive value is the virtual id bound to it, the others say that it is not bound.
+
+A free unbinds a unit and returns its name at once. The unit itself *pends* while a forward in
+flight may still touch it: under the newest step that was launched, not under the last step of its
+own request, because another request's step may share the page. It comes back as a hole when that
+step was processed, or earlier when a take settles its batch, which is a wait on the device.
 
 Invariants:
-    band.conservation: span = live + holes, each unit in one class only;
+    band.conservation: span = live + holes + pending, each unit in one class only;
+    step.pending_keyed: a unit pends only under a step in flight;
     band.maps_inverse: a bound unit and its virtual id name each other;
     band.ids_partition: every id of a band that mints is either free or bound;
     band.holes_ordered: the hole container and the inbox hold exactly the units marked HOLE;
@@ -12,15 +18,17 @@ Invariants:
     band.free_of_bound_page: ids that are unbound were bound before, to units that name them.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvd.alloc.band_statistics import BandStatistics
 from kvd.alloc.checks import CheckLevel, CheckMonitor
+from kvd.alloc.forward_steps import ForwardSteps
 from kvd.alloc.holes import HoleSet
 from kvd.alloc.ids import FreeIds
+from kvd.alloc.pending import PendingPages
 from kvd.errors import OperationError
 from kvd.price.geometry import BandGeometry, BandKind
 from kvd.price.search import Span
@@ -31,6 +39,7 @@ Units: TypeAlias = NDArray[np.int64]
 
 OUTSIDE = 0
 HOLE = -1
+PENDING = -2
 HOLE_BYTES = np.int64(HOLE).tobytes()
 SINK = -(1 << 62)
 """State of unit 0: a value that no other state has and that, as a virtual id, is out of range.
@@ -47,29 +56,6 @@ _ABSORB_SCAN_UNITS = 256
 """First stretch looked at when a frontier draws back; doubled while all of it is holes."""
 
 
-@dataclass(frozen=True, slots=True)
-class BandStatistics:
-    """A band's counts at one moment."""
-
-    name: str
-    chain_kind: str
-    unit_bytes: int
-    unit_index_min: int
-    unit_index_end_count: int
-    span_start_index: int
-    span_end_index: int
-    live_units: int
-    hole_units: int
-    promised_units: int
-    fixed_units: int
-    """Units of the extents that may not move, or not yet."""
-    virtual_free_count: int
-    absorbed_units_total: int
-    taken_units_total: int
-    moved_units_total: int
-    move_batches_total: int
-
-
 class Moves(NamedTuple):
     """Live units that moved: their names, where they lay, and where they lie now."""
 
@@ -82,7 +68,13 @@ class Band:
     """One band of a chain; ``id_count`` is the size of the virtual space it is indexed by."""
 
     def __init__(
-        self, geometry: BandGeometry, *, id_count: int, mints: bool, monitor: CheckMonitor
+        self,
+        geometry: BandGeometry,
+        *,
+        id_count: int,
+        mints: bool,
+        monitor: CheckMonitor,
+        steps: ForwardSteps | None = None,
     ) -> None:
         self.geometry = geometry
         self.live_units: int = 0
@@ -100,6 +92,8 @@ class Band:
         self.soft_fixed: Span | None = None
         """Extent of units that move only after transfers let go; nothing sets it yet."""
         self._monitor = monitor
+        self._steps = ForwardSteps() if steps is None else steps
+        self._pending = PendingPages()
         self._down = geometry.kind is BandKind.GROW_DOWN
         self._mirror = geometry.unit_index_end_count - 1
         self._mirrors = np.full(IOTA.size if self._down else 0, self._mirror, dtype=np.int64)
@@ -112,6 +106,11 @@ class Band:
         self._owner_of[0] = SINK
         self._holes = HoleSet(geometry.unit_index_end_count)
         self._inbox: list[Units] = []
+
+    @property
+    def pending_units(self) -> int:
+        """Return how many freed units a step in flight may still touch."""
+        return self._pending.unit_count
 
     @property
     def span(self) -> Span:
@@ -136,6 +135,7 @@ class Band:
             self.end_index,
             self.live_units,
             self.hole_units,
+            pending_units=self._pending.unit_count,
             hard_fixed=self.hard_fixed,
             soft_fixed=self.soft_fixed,
             id_room_count=None if self.free_ids is None else len(self.free_ids),
@@ -174,7 +174,7 @@ class Band:
         return self._physical_of[virtual]
 
     def release(self, virtual: Units) -> None:
-        """Unbind ids at once; their units become holes.
+        """Unbind ids at once; their units pend under the newest step in flight, or become holes.
 
         ``virtual`` is contiguous. Raises OperationError, before anything is changed, for the sink,
         an id out of range, an unbound id and an id that is named twice.
@@ -197,13 +197,34 @@ class Band:
             self._owner_of[physical] = before
             self._refuse_ids(virtual)
         self._physical_of[virtual] = 0
-        self._owner_of[physical] = HOLE
         self.epoch_count += 1
         self.live_units -= virtual.size
-        self.hole_units += virtual.size
         if self.free_ids is not None:
             self.free_ids.give(virtual)
-        self._inbox.append(physical)
+        key = self._steps.pending_key
+        if key:
+            self._owner_of[physical] = PENDING
+            self._pending.add(key, physical)
+        else:
+            self._add_holes(physical)
+
+    def release_pending_through(self, step: int) -> None:
+        """Let units that pend under steps up to this one become holes: they were processed."""
+        if self._pending.oldest_key <= step:
+            for units in self._pending.release_through(step):
+                self._add_holes(units)
+            self.epoch_count += 1
+
+    def settle_pending(self, units_min: int) -> int:
+        """Let the oldest whole batches become holes, until so many units did.
+
+        Returns the newest step among them, which the next writer of these units has to wait for.
+        """
+        key, settled = self._pending.settle(units_min)
+        for units in settled:
+            self._add_holes(units)
+        self.epoch_count += 1
+        return key
 
     def grow(self, span: Span) -> None:
         """Extend the span; the new units are holes."""
@@ -226,6 +247,7 @@ class Band:
         The span has room for every live unit. Sources and destinations are disjoint, so the copies
         may run in any order. Returns what has to be copied, or None if nothing has.
         """
+        assert self.pending_units == 0, "pending units would be left outside the span"
         self.merge_freed()
         start, end = span
         outside = (
@@ -323,6 +345,7 @@ class Band:
             span_end_index=self.end_index,
             live_units=self.live_units,
             hole_units=self.hole_units,
+            pending_units=self.pending_units,
             promised_units=self.promised_units,
             fixed_units=sum(
                 high - low for low, high in filter(None, (self.hard_fixed, self.soft_fixed))
@@ -346,15 +369,21 @@ class Band:
         name = self.geometry.name
         inside = self._owner_of[self.start_index : self.end_index]
         live, holes = int(np.count_nonzero(inside > 0)), int(np.count_nonzero(inside == HOLE))
+        pending = int(np.count_nonzero(inside == PENDING))
         total = np.count_nonzero(self._owner_of[1:]) if self._owner_of.size > 1 else 0
         span_units = self.end_index - self.start_index
-        if (live, holes) != (self.live_units, self.hole_units) or live + holes != span_units:
+        counted, books = (
+            (live, holes, pending),
+            (self.live_units, self.hole_units, self.pending_units),
+        )
+        if counted != books or sum(counted) != span_units:
             self._monitor.fail(
                 "band.conservation",
-                f"band {name}: span of {span_units} units holds {live} live and {holes} holes; "
-                f"the books say {self.live_units} and {self.hole_units}",
+                f"band {name}: span of {span_units} units holds {live} live, {holes} holes and "
+                f"{pending} pending; the books say {books[0]}, {books[1]} and {books[2]}",
             )
-        if total != live + holes or self._owner_of[0] != SINK:
+        self._pending.check(self._monitor, name, self._owner_of == PENDING, self._steps)
+        if total != sum(counted) or self._owner_of[0] != SINK:
             self._monitor.fail("band.conservation", f"band {name} has units outside its span")
         ids = self.bound_ids()
         if ids.size != live or not np.array_equal(self._owner_of[self._physical_of[ids]], ids):
@@ -370,6 +399,12 @@ class Band:
         expected = (inside == HOLE).nonzero()[0] + self.start_index
         if not np.array_equal(np.sort(merged), expected) or not self._holes.front_is_exact():
             self._monitor.fail("band.holes_ordered", f"band {name} disagrees with its unit map")
+
+    def _add_holes(self, units: Units) -> None:
+        """Mark units as holes; they are merged into the ordered ones later."""
+        self._owner_of[units] = HOLE
+        self.hole_units += units.size
+        self._inbox.append(units)
 
     def _mirrored(self, units: Units) -> Units:
         """Return the places of a grow-down band's units, or its units of places."""

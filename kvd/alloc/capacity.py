@@ -5,7 +5,6 @@ Each says what is asked, what is credited and what is held back, and hands that 
 them changes anything.
 """
 
-from kvd.alloc.admission import MODE
 from kvd.alloc.chain import ChainAllocator, Shortage, UnitCounts
 from kvd.alloc.demand import RequestShape, request_demand
 from kvd.alloc.purpose import DemandPurpose
@@ -88,5 +87,5 @@ def _demand(
     table: RequestTable, request: RequestShape, purpose: DemandPurpose, chunk_tokens: int
 ) -> UnitCounts:
     return request_demand(
-        table.shape, request, purpose=purpose, mode=MODE, chunk_tokens=chunk_tokens
+        table.shape, request, purpose=purpose, mode=table.shape.mode, chunk_tokens=chunk_tokens
     ).units

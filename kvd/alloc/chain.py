@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvd.alloc.band import Band, BandStatistics, Moves, Units
+from kvd.alloc.band import Band, Moves, Units
+from kvd.alloc.band_statistics import BandStatistics
 from kvd.alloc.checks import CheckLevel, CheckMonitor
+from kvd.alloc.forward_steps import ForwardSteps
 from kvd.price.geometry import ChainGeometry
 from kvd.price.layout import Layout, Step, move_order
 from kvd.price.plans import feasible, first_plan, plan
@@ -77,12 +79,15 @@ class ChainAllocator:
         self.geometry = geometry
         self.lifetimes = lifetimes
         self.monitor = monitor
+        self.steps = ForwardSteps()
+        self._wait_step = 0
         self.bands = tuple(
             Band(
                 band,
                 id_count=virtual_slot_count if lifetime is Lifetime.STATE else virtual_page_count,
                 mints=lifetime is not Lifetime.WINDOW,
                 monitor=monitor,
+                steps=self.steps,
             )
             for band, lifetime in zip(geometry.bands, lifetimes, strict=True)
         )
@@ -209,12 +214,32 @@ class ChainAllocator:
 
     # ---- changes --------------------------------------------------------------------------------
 
+    def process_step(self, step: int) -> bool:
+        """Take in that a step was processed; return whether it had not retired before.
+
+        What pends under it and under earlier steps comes back. Raises OperationError, with nothing
+        changed, for a step that is not the oldest in flight.
+        """
+        retired_count = self.steps.retired_count
+        self.steps.process(step)
+        for band in self.bands:
+            band.release_pending_through(step)
+        return step > retired_count
+
+    def take_wait(self) -> int:
+        """Return the step that the last changes have to run behind, and forget it; 0 for none."""
+        step, self._wait_step = self._wait_step, 0
+        return step
+
     def make_room(self, wanted_units: UnitCounts) -> list[BandMoves] | Shortage:
         """Have every band hold holes for what is about to be taken, rearranging if it must.
 
         The caller has a promise for it, or a yes of `fits`. What has to be copied comes back in
-        order; a shortage says that only transfers in flight are in the way. Either way freed units
-        are settled first, which changes no answer.
+        order, behind the step that `take_wait` names; a shortage says that only transfers in flight
+        are in the way. Either way freed units are merged first, which changes no answer.
+
+        Holes are used first, then the oldest pending batches, then growth. Only a layout that moves
+        something has every batch settled, because what pends lies where it wants to draw back.
         """
         for band, wanted in zip(self.bands, wanted_units, strict=True):
             if wanted > band.hole_units:
@@ -228,6 +253,18 @@ class ChainAllocator:
             layout = first_plan(snapshot, wanted_units)
         if layout is None or layout.tier is not Tier.STREAM:
             return self._shortage(wanted_units)
+        if layout.step is Step.NO_MOVE:
+            moved = self._realize(snapshot, layout)
+            for band, wanted in zip(self.bands, wanted_units, strict=True):
+                if wanted > band.hole_units:
+                    self._wait(band.settle_pending(wanted - band.hole_units))
+            return moved
+        if self.steps.unretired:
+            self._recover()
+            snapshot = self.snapshot()
+            layout = first_plan(snapshot, wanted_units)
+            assert layout is not None, "settling what pends took room away"
+            assert layout.tier is Tier.STREAM
         return self._realize(snapshot, layout)
 
     def take_pages(self, count: int) -> tuple[Units, list[Units]]:
@@ -276,8 +313,11 @@ class ChainAllocator:
     def compact(self, units_max: int) -> list[BandMoves]:
         """Draw the ends' frontiers back by at most ``units_max`` moves in all, unasked.
 
-        It makes later takes cheaper and changes no answer. Floats are left where they are.
+        It makes later takes cheaper and changes no answer. Floats are left where they are, and
+        nothing moves while a forward may be writing.
         """
+        if self.steps.unretired:
+            return []
         self.settle_freed()
         moved: list[BandMoves] = []
         for index, band in enumerate(self.bands):
@@ -329,7 +369,7 @@ class ChainAllocator:
         return tuple(
             [
                 wanted + min(SPARE_UNITS_MAX, band.live_units // SPARE_DIVISOR)
-                if wanted > band.hole_units
+                if wanted > band.hole_units + band.pending_units
                 else wanted
                 for band, wanted in zip(self.bands, wanted_units, strict=True)
             ]
@@ -348,6 +388,23 @@ class ChainAllocator:
                 band.grow(span)
         self.relief_counts[layout.step.value] += 1
         return moved
+
+    def _recover(self) -> None:
+        """Settle everything that pends, and have what follows run behind all forwards launched.
+
+        Units are about to move that a forward may be writing, into places that one may be reading.
+        """
+        for band in self.bands:
+            if band.pending_units:
+                band.settle_pending(band.pending_units)
+        self._wait(self.steps.launched_count)
+        self.settle_freed()
+
+    def _wait(self, step: int) -> None:
+        """Have what follows run behind a step, which retires it and all before it."""
+        if step > self.steps.retired_count:
+            self.steps.retire_through(step)
+            self._wait_step = step
 
     def _with_promises(
         self, demand_units: UnitCounts, released_units: UnitCounts | None

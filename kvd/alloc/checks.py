@@ -32,7 +32,7 @@ CHECKS: tuple[Check, ...] = (
         name="band.conservation",
         level=CheckLevel.STRICT,
         fatal=True,
-        protects="every unit of a span is live or a hole, and is counted once",
+        protects="every unit of a span is live, a hole or pending, and is counted once",
     ),
     Check(
         name="band.free_of_bound_page",
@@ -111,6 +111,12 @@ CHECKS: tuple[Check, ...] = (
         level=CheckLevel.OFF,
         fatal=True,
         protects="steps are launched and processed in order, each once",
+    ),
+    Check(
+        name="step.pending_keyed",
+        level=CheckLevel.STRICT,
+        fatal=True,
+        protects="a freed unit that pends does so under a step in flight, whose end frees it",
     ),
     Check(
         name="log.positions_gapless",

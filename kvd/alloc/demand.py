@@ -81,6 +81,20 @@ class DemandShape:
     def __post_init__(self) -> None:
         object.__setattr__(self, "paces", {mode: _pace(self, mode) for mode in WindowMode})
 
+    @property
+    def mode(self) -> WindowMode:
+        """Return when windows slide: when tokens are stated as computed, before the next take.
+
+        Under overlap that statement comes when the step behind it was taken already.
+        """
+        return WindowMode.LAG if self.overlap else WindowMode.STEP
+
+    def reach_tokens(self, chunk_tokens: int) -> int:
+        """Return how far behind its computed tokens a row may take, at most so many at once."""
+        if self.overlap:
+            return chunk_tokens + max(chunk_tokens, 2 * self.step_tokens)
+        return chunk_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestShape:

@@ -12,7 +12,6 @@ from kvd.alloc.chain import ChainAllocator, UnitCounts
 from kvd.alloc.checks import CheckLevel
 from kvd.alloc.demand import DemandShape, RequestShape, steady_demand
 from kvd.alloc.rows import RequestRows, ragged
-from kvd.alloc.window import WindowMode
 from kvd_proto.memory import Lifetime
 
 _NONE: Units = np.zeros(0, dtype=np.int64)
@@ -77,7 +76,7 @@ class Holdings:
             steady = steady_demand(
                 self.shape,
                 request,
-                mode=WindowMode.STEP,
+                mode=self.shape.mode,
                 chunk_tokens=int(columns.reach_tokens[row]),
             ).units
             for index in self.chain.window_indices:
@@ -90,7 +89,7 @@ class Holdings:
                 if self._held(index, here)[0] > columns.peak_units[index][row]:
                     self.mark_uneven(here)
         columns.limit_tokens[rows] = columns.total_tokens[rows]
-        columns.reach_tokens[rows] = self.shape.step_tokens
+        columns.reach_tokens[rows] = self.shape.step_tokens * (2 if self.shape.overlap else 1)
         columns.prefilling[rows] = 0
         self.prefilling_count -= rows.size
 

@@ -133,7 +133,7 @@ class RequestTable:
         columns.request_id[row] = request
         columns.prompt_tokens[row] = columns.limit_tokens[row] = prompt_tokens
         columns.total_tokens[row] = prompt_tokens + new_tokens
-        columns.reach_tokens[row] = chunk_tokens
+        columns.reach_tokens[row] = self.shape.reach_tokens(chunk_tokens)
         columns.promised[row] = columns.prefilling[row] = 1
         self.holdings.prefilling_count += 1
         self.slotless_count += self.chain.state_index is not None

@@ -1,5 +1,7 @@
 """Entries in words, for people: divergence reports and traces."""
 
+from enum import IntEnum
+
 import msgspec
 import numpy as np
 
@@ -23,6 +25,8 @@ def describe_operation(encoded: bytes) -> str:
             if not value:
                 continue
             value = _list(value, _ID_FIELDS.get(field.encode_name, "<i4"))
+        elif isinstance(value, IntEnum):
+            value = value.name.lower()
         fields.append(f"{field.name}={value}")
     return f"{type(operation).__struct_config__.tag}({', '.join(fields)})"
 

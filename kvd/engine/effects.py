@@ -9,7 +9,7 @@ meanwhile. Only moves read arena bytes.
 from kvd.alloc.band import Moves, Units
 from kvd.engine.columns import ColumnBuilder
 from kvd.price.geometry import ChainGeometry
-from kvd_proto.outcomes import NO_COLUMN, AnyEffect, Column, Move, Segment, WriteMap, Zero
+from kvd_proto.outcomes import NO_COLUMN, AnyEffect, Column, Move, Segment, Wait, WriteMap, Zero
 
 ByteRange = tuple[int, int]
 
@@ -27,6 +27,10 @@ class EffectBuilder:
     def add(self, effect: AnyEffect) -> None:
         """Add an effect that neither reads nor writes arena units."""
         self._current.append(effect)
+
+    def wait(self, step: int) -> None:
+        """Have what follows run behind a step."""
+        self._current.append(Wait(step))
 
     def zero(self, band_index: int, units_column: Column, units: Units) -> None:
         """Add the zeroing of whole units."""

@@ -40,7 +40,10 @@ class OutcomeBuilder:
         self._effects.add(ResetRows(self.columns.add(rows)))
 
     def moves(self, moved: list[BandMoves]) -> None:
-        """Add the copies of a rearrangement, in order."""
+        """Add the copies of a rearrangement, in order, behind the step they have to wait for."""
+        step = self._chain.take_wait()
+        if step:
+            self._effects.wait(step)
         for item in moved:
             self._effects.move(item.band_index, item.moves)
 

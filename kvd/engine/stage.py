@@ -26,7 +26,6 @@ from kvd.engine.arguments import (
 from kvd.engine.lapse import Lapses
 from kvd.engine.outcome import OutcomeBuilder, refusal_of
 from kvd.engine.standing import StandingSet
-from kvd.engine.step import StepOrder
 from kvd.errors import OperationError
 from kvd_proto.operations import (
     Admit,
@@ -40,6 +39,7 @@ from kvd_proto.operations import (
     Relief,
     Standing,
     Take,
+    WriteSet,
 )
 from kvd_proto.outcomes import (
     NO_COLUMN,
@@ -50,6 +50,7 @@ from kvd_proto.outcomes import (
     Skipped,
     TakeResult,
     Verdict,
+    Wait,
 )
 
 if TYPE_CHECKING:
@@ -98,11 +99,12 @@ class StageEngine:
                 page_tokens=plan.page_tokens,
                 slots_per_request_slots=1,
                 step_tokens=max(1, sized.draft_tokens),
+                overlap=sized.overlap,
                 context_tokens=plan.context_tokens,
             ),
             chunk_tokens=sized.chunk_tokens,
         )
-        self.steps = StepOrder()
+        self.steps = self.chain.steps
         self.counters = dict.fromkeys(
             ("admitted", "waited", "unschedulable", "taken_pages", "retracted", "lapsed"), 0
         )
@@ -159,7 +161,6 @@ class StageEngine:
     # ---- requests -------------------------------------------------------------------------------
 
     def _admit(self, program: int, operation: Admit) -> Outcome:
-        self.steps.require_none_in_flight("admit")
         if operation.victims:
             ids = read_request_ids(operation.victims, what="admit.victims")
             skipped = self._names_refused(ids)
@@ -243,7 +244,6 @@ class StageEngine:
         return DONE
 
     def _take(self, program: int, operation: Take) -> Outcome:
-        self.steps.require_none_in_flight("take")
         found = self._named(program, operation, "take")
         if isinstance(found, Outcome):
             return found
@@ -266,7 +266,6 @@ class StageEngine:
         return builder.build(self._granted(grant, builder))
 
     def _advance(self, program: int, operation: Advance) -> Outcome:
-        self.steps.require_none_in_flight("advance")
         found = self._named(program, operation, "advance")
         if isinstance(found, Outcome):
             return found
@@ -277,7 +276,6 @@ class StageEngine:
         return builder.build(builder.freed(slides))
 
     def _free(self, program: int, operation: Free) -> Outcome:
-        self.steps.require_none_in_flight("free")
         ids = read_request_ids(operation.requests, what="free.requests")
         skipped = self._names_refused(ids)
         if skipped is not None:
@@ -289,7 +287,6 @@ class StageEngine:
         return builder.build(builder.ended(rows, self.requests.free(rows)))
 
     def _relief(self, program: int, operation: Relief) -> Outcome:
-        self.steps.require_none_in_flight("relief")
         demand = operation.demand_units
         bands = self.chain.geometry.bands
         check_units(demand, bands, what="relief.demand_units", within_room=True)
@@ -306,15 +303,19 @@ class StageEngine:
     # ---- steps ----------------------------------------------------------------------------------
 
     def _launch(self, program: int, operation: Launch) -> Outcome:
+        self.steps.check_launch(operation.step, operation.position)
+        if operation.writes is WriteSet.REQUESTS and operation.requests:
+            ids = read_request_ids(operation.requests, what="launch.requests")
+            self.requests.names.rows_of(ids)
         self.steps.launch(operation.step, operation.position)
         return DONE
 
     def _processed(self, program: int, operation: Processed) -> Outcome:
-        self.steps.process(operation.step)
-        return DONE
+        """Release what pends under the step; it is one rank's word, so every rank waits its own."""
+        step = operation.step
+        return Outcome(Done(), ((Wait(step),),)) if self.chain.process_step(step) else DONE
 
     def _idle(self, program: int, operation: Idle) -> Outcome:
-        self.steps.require_none_in_flight("idle")
         return self._compact(self._idle_moves_max)
 
     def _batch_end(self, program: int, operation: BatchEnd) -> Outcome:
@@ -326,9 +327,7 @@ class StageEngine:
             rows = np.array([row_of[item] for item in lapsed if item in row_of], dtype=np.int64)
             self.requests.holdings.lapse(rows)
             self.counters["lapsed"] += rows.size
-        if self._batch_moves_max and not self.steps.in_flight:
-            return self._compact(self._batch_moves_max)
-        return DONE
+        return self._compact(self._batch_moves_max)
 
     # ---- inside ---------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from kvd.alloc.admission import MODE
 from kvd.alloc.chain import UnitCounts
 from kvd.alloc.clip import RequestPrice, price_request
 from kvd.alloc.demand import DemandShape, RequestShape
@@ -125,7 +124,7 @@ def _price(picture: StagePicture, question: WhatIf) -> RequestPrice:
     return price_request(
         picture.shape,
         RequestShape(prompt_tokens=question.prompt_tokens, new_tokens=question.new_tokens_max),
-        mode=MODE,
+        mode=picture.shape.mode,
         chunk_tokens=question.chunk_tokens or picture.chunk_tokens,
         may_shrink=picture.live_count == 0,
         fits_empty=lambda units: feasible(picture.empty, units),

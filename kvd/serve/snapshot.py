@@ -6,7 +6,7 @@ Schema ``kvd.stats/1``: keys are added, never renamed.
 from time import time
 from typing import Any
 
-from kvd.alloc.band import BandStatistics
+from kvd.alloc.band_statistics import BandStatistics
 from kvd.alloc.demand import DemandShape
 from kvd.alloc.estimate import estimate_available
 from kvd.engine.incarnation import Incarnation

@@ -57,6 +57,7 @@ class SizingValues:
     cached_slots: int
     tracking_slots: int
     checkpoint_tokens: int
+    overlap: bool = False
 
     @property
     def slots_per_request_slots(self) -> int:
@@ -115,6 +116,7 @@ def resolve_sizing(
         cached_slots=_counted("cached_slots", layers, 0, SLOTS_MAX),
         tracking_slots=_counted("tracking_slots", layers, 0, SLOTS_MAX),
         checkpoint_tokens=_counted("checkpoint_tokens", layers, 0, CONTEXT_TOKENS_MAX),
+        overlap=bool(inputs.overlap),
     )
     _check_range("context_tokens", values.context_tokens, 1, CONTEXT_TOKENS_MAX)
     if values.running_count_max is not None:

@@ -53,6 +53,7 @@ class SizedPlan:
     chunk_tokens: int
     draft_tokens: int
     checkpoint_tokens: int
+    overlap: bool
     slots_per_request_slots: int
     tracking_slots: int
     virtual_page_count: int
@@ -138,6 +139,7 @@ def size_stages(stages: tuple[StagePlan, ...], values: SizingValues) -> tuple[Si
             chunk_tokens=values.chunk_tokens,
             draft_tokens=values.draft_tokens,
             checkpoint_tokens=values.checkpoint_tokens,
+            overlap=values.overlap,
             slots_per_request_slots=values.slots_per_request_slots,
             tracking_slots=values.tracking_slots,
             virtual_page_count=virtual_page_count,

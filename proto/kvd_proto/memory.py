@@ -156,6 +156,8 @@ class SizingInputs(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``bf16`` or ``fp8``; for a configuration. Declared parts say their type themselves."""
     stage_layers_count: tuple[int, ...] | None = None
     """Layers of each pipeline stage; None: as even as possible, earlier stages take the rest."""
+    overlap: bool | None = None
+    """Whether a step is taken while the one before it still runs: a window slides a step later."""
 
 
 # Where everything lies. `index` below is a token place (page times page_tokens plus offset) in a

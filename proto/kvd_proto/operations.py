@@ -6,6 +6,7 @@ An operation whose ``requests`` is empty means the program's standing set: the r
 rank, a clock or a host.
 """
 
+from enum import IntEnum
 from typing import TypeAlias
 
 import msgspec
@@ -86,11 +87,25 @@ class Relief(Operation, frozen=True, array_like=True, tag="relief"):
     demand_units: tuple[int, ...]
 
 
+class WriteSet(IntEnum):
+    """What a forward may write."""
+
+    UNKNOWN = 0
+    """Any live unit of any band: speculation, writes decided on the device, or nothing stated."""
+    REQUESTS = 1
+    """The pages of some requests from their first token that is not computed, and their slots."""
+
+
 class Launch(Operation, frozen=True, array_like=True, tag="launch"):
-    """Notice that a forward was launched after the effects up to ``position``."""
+    """Notice that a forward was launched after the effects up to ``position``.
+
+    ``requests`` are those whose pages a write set of REQUESTS names; empty means the standing set.
+    """
 
     step: int
     position: int
+    writes: WriteSet = WriteSet.UNKNOWN
+    requests: bytes = b""
 
 
 class Processed(Operation, frozen=True, array_like=True, tag="processed"):

@@ -137,7 +137,7 @@ def test_a_refused_hello_has_the_daemons_sentence(server: SocketDaemon) -> None:
 def test_a_wrong_version_names_both_ranges(server: SocketDaemon) -> None:
     server.raw = lambda header, body: refuse(ErrorCode.BAD_VERSION, "this daemon speaks 8 to 9")
 
-    with pytest.raises(AttachError, match=r"speaks 8 to 9 .*this client speaks versions 3 to 3"):
+    with pytest.raises(AttachError, match=r"speaks 8 to 9 .*this client speaks versions 4 to 4"):
         attach_to(server)
 
 

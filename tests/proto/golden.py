@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 from msgspec.structs import FieldInfo, fields
 
-from kvd_proto import control, errors, memory, outcomes
+from kvd_proto import control, errors, memory, operations, outcomes
 from kvd_proto.codec import encode
 from kvd_proto.version import PROTOCOL_VERSION
 from tests.proto.samples import SAMPLES
@@ -28,6 +28,7 @@ ENUMS: tuple[type[enum.Enum], ...] = (
     memory.DType,
     memory.Lifetime,
     memory.ModelRole,
+    operations.WriteSet,
     outcomes.Verdict,
     outcomes.Reason,
 )

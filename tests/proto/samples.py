@@ -56,6 +56,7 @@ from kvd_proto.operations import (
     Standing,
     StepAborted,
     Take,
+    WriteSet,
 )
 from kvd_proto.outcomes import (
     AdmitResult,
@@ -127,6 +128,7 @@ _SIZING = SizingInputs(
     checkpoint_tokens=256,
     kv_dtype="fp8",
     stage_layers_count=(2, 1),
+    overlap=True,
 )
 
 
@@ -217,7 +219,7 @@ SAMPLES: dict[str, Struct] = {
     "operation.advance": Advance(int64s(1, 2), 4, int32s(3, 4)),
     "operation.free": Free(int64s(1)),
     "operation.relief": Relief((1, 0, 300)),
-    "operation.launch": Launch(5, 70_000),
+    "operation.launch": Launch(5, 70_000, WriteSet.REQUESTS, int64s(1, 2)),
     "operation.processed": Processed(5),
     "operation.idle": Idle(),
     "operation.batch_end": BatchEnd(),

@@ -2,11 +2,15 @@
 
 Moves carry bytes along and hand-outs write them. After any operation each live unit must find
 exactly its own bytes where the maps say that it lies.
+
+A forward in flight may read and write whatever was live when it was launched, for as long as it
+runs. So every byte also says which step may touch it last, and a write has to run behind that step:
+it was processed, or the allocator's stream was told to wait for it.
 """
 
 import numpy as np
 
-from kvd.alloc.band import Moves, Units
+from kvd.alloc.band import Band, Moves, Units
 from kvd.alloc.chain import BandMoves, ChainAllocator
 from kvd.alloc.requests import Grant
 
@@ -20,10 +24,30 @@ class ArenaBytes:
         self.chain = chain
         self.cells = np.full(chain.geometry.arena_bytes, NOBODY, dtype=np.int64)
         self.moved_units = 0
+        self.touched_by = np.zeros(chain.geometry.arena_bytes, dtype=np.int64)
+        """Per byte that no live unit holds: the newest step that may touch it."""
+        self.launched = self.retired = 0
+        self._places: list[Units] = []
+
+    def remember(self) -> None:
+        """Keep where everything lies, for `freed` after the next operation."""
+        self._places = [band.physical(np.arange(self._id_count(band))) for band in self.chain.bands]
+
+    def freed(self, index: int, virtual: list[int]) -> None:
+        """Note that ids came back: whatever was launched may still touch where they lay."""
+        unit_bytes = self.chain.geometry.bands[index].unit_bytes
+        for unit in self._places[index][virtual].tolist():
+            assert unit > 0
+            self.touched_by[unit * unit_bytes : (unit + 1) * unit_bytes] = self.launched
+
+    def wait(self, step: int) -> None:
+        """Note that what follows runs behind a step, and so behind all before it."""
+        self.retired = max(self.retired, step)
 
     def write(self, index: int, virtual: Units, physical: Units) -> None:
         """Write units as whoever was handed them does."""
         for name, unit in zip(virtual.tolist(), physical.tolist(), strict=True):
+            self._require_clear(index, unit)
             self._cells(index, unit)[:] = self._mark(index, name)
 
     def move(self, moved: list[BandMoves]) -> None:
@@ -34,8 +58,11 @@ class ArenaBytes:
         for index, moves in moved:
             assert_disjoint(moves)
             self.moved_units += moves.sources.size
+            if moves.sources.size:
+                assert self.retired == self.launched, "a unit moved that a forward may be writing"
             pairs = list(zip(moves.sources.tolist(), moves.destinations.tolist(), strict=True))
             for source, destination in reversed(pairs) if len(pairs) % 2 else pairs:
+                self._require_clear(index, destination)
                 self._cells(index, destination)[:] = self._cells(index, source)
 
     def hand_out(self, grant: Grant) -> None:
@@ -69,6 +96,21 @@ class ArenaBytes:
                 f"unit {unit} of band {band.geometry.name} holds {cells.tolist()}, "
                 f"virtual id {name} wrote {self._mark(index, name)}"
             )
+
+    def _id_count(self, band: Band) -> int:
+        """Return how many virtual ids a band's map has entries for, the sink's included."""
+        minted = band if band.free_ids is not None else self.chain.owner
+        assert minted.free_ids is not None
+        return len(minted.free_ids) + minted.live_units + 1
+
+    def _require_clear(self, index: int, unit: int) -> None:
+        """Assert that no step that may touch a unit's bytes can still run when they are written."""
+        unit_bytes = self.chain.geometry.bands[index].unit_bytes
+        step = int(self.touched_by[unit * unit_bytes : (unit + 1) * unit_bytes].max())
+        assert step <= self.retired, (
+            f"unit {unit} of band {self.chain.bands[index].geometry.name} is written, but step "
+            f"{step} may touch it; what runs is behind step {self.retired}"
+        )
 
     def _cells(self, index: int, unit: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         unit_bytes = self.chain.geometry.bands[index].unit_bytes

@@ -31,7 +31,7 @@ def batches(seed: int, count: int) -> list[list[Operation]]:
     """
     random = Random(seed)
     rank = lone(TIGHT)
-    newest, steps = 0, 0
+    newest = steps = processed = 0
     made: list[list[Operation]] = []
     while len(made) < count:
         batch: list[Operation] = []
@@ -55,7 +55,9 @@ def batches(seed: int, count: int) -> list[list[Operation]]:
         if random.random() < 0.3:
             steps += 1
             more.append([Launch(steps, 0)])
-            more.append([Processed(steps)])
+        if processed < steps and random.random() < 0.3:
+            processed += 1
+            more.append([Processed(processed)])
         for operations in more:
             rank.send(*operations)
         made += more

@@ -28,6 +28,7 @@ from kvd_proto.outcomes import (
     Move,
     Outcome,
     ResetRows,
+    Wait,
     WriteMap,
     WriteRows,
     WriteSlots,
@@ -157,7 +158,7 @@ class Tables:
             elif isinstance(effect, Move):
                 written = self.written[effect.band]
                 written[columns[effect.destinations]] = written[columns[effect.sources]]
-            else:
+            elif not isinstance(effect, Wait):
                 assert isinstance(effect, ClearSlots)
                 self.written[0][columns[effect.units]] = position
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from kvd.alloc.admission import MODE, AdmissionPass
+from kvd.alloc.admission import AdmissionPass
 from kvd.alloc.band import Units
 from kvd.alloc.chain import BandMoves, Shortage, UnitCounts
 from kvd.alloc.demand import RequestShape, request_demand, steady_demand
@@ -89,6 +89,7 @@ class RequestModel:
         self.newest = max(self.newest, request)
         table = self.table
         table.names.check_new(request)
+        self.memory.remember()
         before, rows_free = self._settled(), len(table.rows.free)
         asked_chunk = chunk or self.world.chunk_tokens
         granted = self._clip(prompt, new, asked_chunk)
@@ -149,6 +150,7 @@ class RequestModel:
         """Grow requests; a promised take succeeds, and the fewest victims in order go."""
         table = self.table
         rows, ending = table.names.rows_of(requests), table.names.rows_of(victims)
+        self.memory.remember()
         before = self._settled()
         pairs = list(zip(requests, counts, strict=True))
         tokens = counts[0] if len(set(counts)) == 1 else np.array(counts)
@@ -180,6 +182,7 @@ class RequestModel:
     def advance(self, requests: list[int], counts: list[int]) -> None:
         """State computed tokens; the pages behind a window come back, and a chunk's promise."""
         rows = self.table.names.rows_of(requests)
+        self.memory.remember()
         before = self._settled()
         pairs = [(self.held[request], n) for request, n in zip(requests, counts, strict=True)]
         if any(n > held.tokens - held.computed_tokens for held, n in pairs):
@@ -199,9 +202,12 @@ class RequestModel:
             if prefilling and not held.prefilling:
                 self._end_prefill(held)
         assert slides == expected
+        for index, virtual in slides.items():
+            self.memory.freed(index, virtual)
 
     def free(self, requests: list[int]) -> None:
         """End requests; everything they held comes back."""
+        self.memory.remember()
         freed = dict(self.table.free(self.table.names.rows_of(requests)))
         self._compare_freed(freed, requests)
         with pytest.raises(OperationError, match=f"request {requests[0]} has ended"):
@@ -248,12 +254,15 @@ class RequestModel:
         """Free everybody; nothing may stay behind."""
         if self.held:
             self.free(list(self.held))
+        while self.chain.steps.in_flight_count:
+            self.process()
         self.chain.settle_freed()
         self.table.holdings.check()
         for band, anchor in zip(self.chain.bands, self._anchors, strict=True):
             assert band.start_index == band.end_index
             assert anchor is None or band.span == anchor
             assert (band.live_units, band.hole_units, band.promised_units) == (0, 0, 0)
+            assert band.pending_units == 0
         assert len(self.table.rows.free) == self.world.row_count - 1
         assert self.table.holdings.uneven_count == self.table.holdings.prefilling_count == 0
 
@@ -275,7 +284,7 @@ class RequestModel:
             self.table.shape,
             RequestShape(prompt_tokens=prompt, new_tokens=new),
             purpose=purpose,
-            mode=MODE,
+            mode=self.table.shape.mode,
             chunk_tokens=chunk,
         ).units
 
@@ -361,8 +370,23 @@ class RequestModel:
         for index in range(len(self.world.lifetimes)):
             units = sorted(unit for held in gone for unit in self.units(held, index))
             assert sorted(freed[index].tolist()) == units
+            self.memory.freed(index, units)
+
+    def launch(self) -> None:
+        """Put one more forward in flight; it may read and write everything that is live."""
+        self.memory.launched += 1
+        self.chain.steps.launch(self.memory.launched, 0)
+
+    def process(self) -> None:
+        """End the oldest forward in flight."""
+        step = self.chain.steps.processed_count + 1
+        news = self.chain.process_step(step)
+        assert news == (step > self.memory.retired)
+        self.memory.wait(step)
 
     def _carry(self, moved: list[BandMoves]) -> None:
+        self.memory.wait(self.chain.take_wait())
+        assert self.memory.retired == self.chain.steps.retired_count
         self.memory.move(moved)
         for index, _ in moved:
             kind = self.chain.geometry.bands[index].kind
@@ -389,7 +413,7 @@ class RequestModel:
                 prompt_tokens=held.prompt_tokens,
                 new_tokens=held.total_tokens - held.prompt_tokens,
             ),
-            mode=MODE,
+            mode=self.table.shape.mode,
             chunk_tokens=held.chunk_tokens,
         ).units
         for index, lifetime in enumerate(self.world.lifetimes):

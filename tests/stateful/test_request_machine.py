@@ -94,6 +94,16 @@ class RequestMachine(RuleBasedStateMachine):
     def compact(self, units_max: int) -> None:
         self.model.compact(units_max)
 
+    @precondition(lambda self: self.model.chain.steps.in_flight_count < 4)
+    @rule()
+    def launch(self) -> None:
+        self.model.launch()
+
+    @precondition(lambda self: self.model.chain.steps.in_flight_count)
+    @rule()
+    def process(self) -> None:
+        self.model.process()
+
     @rule()
     def settle(self) -> None:
         self.model.chain.settle_freed()

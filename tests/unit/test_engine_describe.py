@@ -15,7 +15,7 @@ from tests.stateful.ranks import int32s, int64s
         (Take(int64s([7]), 1, int32s([64])), "take(requests=[7], tokens=1, tokens_each=[64])"),
         (Take(), "take(tokens=1)"),
         (Standing(int64s([1]), int64s([2])), "standing(add=[1], remove=[2])"),
-        (Launch(3, 12), "launch(step=3, position=12)"),
+        (Launch(3, 12), "launch(step=3, position=12, writes=unknown)"),
         (Relief((1, 2)), "relief(demand_units=(1, 2))"),
         (BatchEnd(), "batch_end()"),
         (Free(b"abc"), "free(requests=<3 bytes>)"),

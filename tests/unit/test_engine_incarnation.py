@@ -343,7 +343,11 @@ def test_a_failed_rank_is_reported_to_the_caller() -> None:
 
 @pytest.mark.parametrize(
     ("body", "error"),
-    [(b"\xff", FrameError), (encode(Idle()), FrameError), (encode(StepAborted(7)), OperationError)],
+    [
+        (b"\xff", FrameError),
+        (encode(Idle()), FrameError),
+        (encode(StepAborted(99)), OperationError),
+    ],
 )
 def test_a_wrong_fact_is_refused_and_not_logged(body: bytes, error: type[Exception]) -> None:
     world = incarnation()

@@ -13,7 +13,6 @@ from kvd_proto.operations import (
     Advance,
     BatchEnd,
     Free,
-    Idle,
     Launch,
     Operation,
     Processed,
@@ -221,22 +220,6 @@ def test_wrong_use_names_the_value_and_changes_nothing(
         engine.decide(0, operation)
     assert caught.value.code is code
     assert picture(engine) == before
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [_admit(9), Take(), Advance(), Free(int64s([1])), Relief((0, 0, 0, 0)), Idle(), Launch(2, 0)],
-    ids=lambda operation: type(operation).__name__,
-)
-def test_nothing_is_decided_while_a_step_is_in_flight(operation: Operation) -> None:
-    engine = _busy(Launch(1, 0))
-    before = picture(engine)
-    with pytest.raises(OperationError, match="step 1 is launched and not processed") as caught:
-        engine.decide(0, operation)
-    assert caught.value.code is ErrorCode.STEP_IN_FLIGHT
-    assert picture(engine) == before
-    engine.decide(0, Processed(1))
-    engine.decide(0, Take())
 
 
 def test_the_number_of_requests_of_one_operation_is_bounded() -> None:
