@@ -65,6 +65,36 @@ CHECKS: tuple[Check, ...] = (
         protects="the hole container agrees with the unit map and hands out the lowest place",
     ),
     Check(
+        name="band.take_cleared",
+        level=CheckLevel.WARN,
+        fatal=True,
+        protects="nothing is written that a step, copy or peer may still touch without a wait",
+    ),
+    Check(
+        name="band.move_cleared",
+        level=CheckLevel.WARN,
+        fatal=True,
+        protects="a move copies finished bytes and leaves units where others know them to be",
+    ),
+    Check(
+        name="ledger.release_once",
+        level=CheckLevel.WARN,
+        fatal=False,
+        protects="every use of a page ends exactly once",
+    ),
+    Check(
+        name="ledger.no_orphan",
+        level=CheckLevel.WARN,
+        fatal=True,
+        protects="bytes that leave a band take their open uses along, and fixed units stay",
+    ),
+    Check(
+        name="ledger.records_exact",
+        level=CheckLevel.STRICT,
+        fatal=True,
+        protects="the ledger names each unit once, and only for work that is not over",
+    ),
+    Check(
         name="chain.spans_ordered",
         level=CheckLevel.WARN,
         fatal=True,
