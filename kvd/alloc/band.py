@@ -1,56 +1,41 @@
-"""One band: its span, its holes, and which unit is bound to which name.
+"""One band: its span, the frontiers that move it, and the units that move when they do.
 
-Units are indices on the band's own grid. ``_owner_of[unit]`` carries the unit's state as well as
-its name: a positive value is the virtual id bound to it, the others say that it is not bound.
-
-A free unbinds a unit and returns its name at once. The unit itself *pends* while a forward in
-flight may still touch it: under the newest step that was launched, not under the last step of its
-own request, because another request's step may share the page. It comes back as a hole when that
-step was processed, or earlier when a take settles its batch, which is a wait on the device.
+Bytes that leave the band take along whatever is still open on them: a step that may read what was
+moved away from there, a copy, a transfer. Those become fences, which their next writer meets.
 
 Invariants:
-    band.conservation: span = live + holes + pending, each unit in one class only;
-    step.pending_keyed: a unit pends only under a step in flight;
+    band.conservation: span = live + holes + pending + vacated, each unit in one class only;
     band.maps_inverse: a bound unit and its virtual id name each other;
     band.ids_partition: every id of a band that mints is either free or bound;
-    band.holes_ordered: the hole container and the inbox hold exactly the units marked HOLE;
-    band.take_unbound: units and ids that are bound were free before;
-    band.free_of_bound_page: ids that are unbound were bound before, to units that name them.
+    band.holes_ordered: the hole container and the inbox hold exactly the units marked HOLE.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvd.alloc.arena_order import ArenaOrder
 from kvd.alloc.band_statistics import BandStatistics
-from kvd.alloc.checks import CheckLevel, CheckMonitor
-from kvd.alloc.forward_steps import ForwardSteps
-from kvd.alloc.holes import HoleSet
-from kvd.alloc.ids import FreeIds
-from kvd.alloc.pending import PendingPages
-from kvd.errors import OperationError
+from kvd.alloc.band_units import (
+    HOLE,
+    IOTA,
+    OUTSIDE,
+    PENDING,
+    RESERVED,
+    SINK,
+    VACATED,
+    BandUnits,
+    Units,
+)
+from kvd.alloc.checks import CheckMonitor
+from kvd.alloc.clearance import Consumer, Hazard
+from kvd.alloc.signals import step_signal
+from kvd.alloc.uses import HAZARD_OF
 from kvd.price.geometry import BandGeometry, BandKind
 from kvd.price.search import Span
 from kvd.price.snapshot import BandSnapshot
-from kvd_proto.errors import ErrorCode
 
-Units: TypeAlias = NDArray[np.int64]
-
-OUTSIDE = 0
-HOLE = -1
-PENDING = -2
-HOLE_BYTES = np.int64(HOLE).tobytes()
-SINK = -(1 << 62)
-"""State of unit 0: a value that no other state has and that, as a virtual id, is out of range.
-
-A small negative number would do for the first only: as an id it counts from the end of the map,
-where an unbound entry leads to unit 0, which would then seem to name that id back.
-"""
-
-IOTA: Units = np.arange(4096, dtype=np.int64)
-"""Shared counter, sliced where a fresh one would cost more than the work."""
-IOTA.setflags(write=False)
+__all__ = ["IOTA", "Band", "Moves", "Units"]
 
 _ABSORB_SCAN_UNITS = 256
 """First stretch looked at when a frontier draws back; doubled while all of it is holes."""
@@ -64,8 +49,8 @@ class Moves(NamedTuple):
     destinations: Units
 
 
-class Band:
-    """One band of a chain; ``id_count`` is the size of the virtual space it is indexed by."""
+class Band(BandUnits):
+    """One band of a chain."""
 
     def __init__(
         self,
@@ -74,43 +59,11 @@ class Band:
         id_count: int,
         mints: bool,
         monitor: CheckMonitor,
-        steps: ForwardSteps | None = None,
+        order: ArenaOrder | None = None,
     ) -> None:
-        self.geometry = geometry
-        self.live_units: int = 0
-        self.hole_units: int = 0
-        self.promised_units = 0
-        self.absorbed_units_total = 0
-        self.taken_units_total = 0
-        self.moved_units_total = 0
-        self.move_batches_total = 0
-        self.free_ids = FreeIds(id_count) if mints else None
-        self.epoch_count = 0
-        """Moves with every capacity fact of the band."""
-        self.hard_fixed: Span | None = None
-        """Extent of units that never move; nothing sets it before loads and quarantine exist."""
-        self.soft_fixed: Span | None = None
-        """Extent of units that move only after transfers let go; nothing sets it yet."""
-        self._monitor = monitor
-        self._steps = ForwardSteps() if steps is None else steps
-        self._pending = PendingPages()
-        self._down = geometry.kind is BandKind.GROW_DOWN
-        self._mirror = geometry.unit_index_end_count - 1
-        self._mirrors = np.full(IOTA.size if self._down else 0, self._mirror, dtype=np.int64)
+        super().__init__(geometry, id_count=id_count, mints=mints, monitor=monitor, order=order)
         anchor = geometry.unit_index_end_count if self._down else geometry.unit_index_min
         self.start_index = self.end_index = anchor
-        self._physical_of = np.zeros(id_count, dtype=np.int64)
-        self._owner_of = np.zeros(max(1, geometry.unit_index_end_count), dtype=np.int64)
-        self._physical_of[:] = 0
-        self._owner_of[:] = OUTSIDE
-        self._owner_of[0] = SINK
-        self._holes = HoleSet(geometry.unit_index_end_count)
-        self._inbox: list[Units] = []
-
-    @property
-    def pending_units(self) -> int:
-        """Return how many freed units a step in flight may still touch."""
-        return self._pending.unit_count
 
     @property
     def span(self) -> Span:
@@ -122,109 +75,28 @@ class Band:
         self.promised_units += units
         self.epoch_count += 1
 
-    def fix(self, *, hard: Span | None, soft: Span | None) -> None:
-        """Name the extents of units that never move, and that move only after transfers ended."""
-        self.hard_fixed, self.soft_fixed = hard, soft
-        self.epoch_count += 1
-
     def snapshot(self) -> BandSnapshot:
         """Return the band's counts and frontiers, enough to price a layout."""
-        return BandSnapshot(
+        snapshot = BandSnapshot(
             self.geometry,
             self.start_index,
             self.end_index,
             self.live_units,
             self.hole_units,
             pending_units=self._pending.unit_count,
-            hard_fixed=self.hard_fixed,
-            soft_fixed=self.soft_fixed,
             id_room_count=None if self.free_ids is None else len(self.free_ids),
         )
-
-    def acquire(self, count: int) -> Units:
-        """Return ``count`` holes, lowest place first; the one place where units are handed out."""
-        assert count <= self.hole_units
-        if count > len(self._holes):
-            self.merge_freed()
-        places = self._holes.take(count)
-        units = self._mirrored(places) if self._down else places
-        self.hole_units -= count
-        self.live_units += count
-        self.epoch_count += 1
-        self.taken_units_total += count
-        return units
-
-    def bind(self, virtual: Units, physical: Units) -> None:
-        """Give acquired units their names."""
-        if self._monitor.level >= CheckLevel.WARN:
-            states = self._owner_of[physical]
-            if states.tobytes() != HOLE_BYTES * physical.size:
-                self._monitor.fail(
-                    "band.take_unbound", f"band {self.geometry.name} handed out a used unit"
-                )
-            if np.count_nonzero(self._physical_of[virtual]):
-                self._monitor.fail(
-                    "band.take_unbound", f"band {self.geometry.name} bound a virtual id twice"
-                )
-        self._physical_of[virtual] = physical
-        self._owner_of[physical] = virtual
-
-    def physical(self, virtual: Units) -> Units:
-        """Return the physical units of virtual ids; an unbound id reads as the sink, 0."""
-        return self._physical_of[virtual]
-
-    def release(self, virtual: Units) -> None:
-        """Unbind ids at once; their units pend under the newest step in flight, or become holes.
-
-        ``virtual`` is contiguous. Raises OperationError, before anything is changed, for the sink,
-        an id out of range, an unbound id and an id that is named twice.
-        """
-        if virtual.size == 0:
-            return
-        try:
-            physical = self._physical_of[virtual]
-        except IndexError:
-            self._refuse_ids(virtual)
-            raise
-        # A negative or unbound id meets a unit that does not name it back, the sink included.
-        before = self._owner_of[physical]
-        if before.tobytes() != virtual.tobytes():
-            self._refuse_ids(virtual)
-        # Writing a counter through the units and reading it back finds an id that is named twice.
-        order = IOTA[: virtual.size] if virtual.size <= IOTA.size else np.arange(virtual.size)
-        self._owner_of[physical] = order
-        if self._owner_of[physical].tobytes() != order.tobytes():
-            self._owner_of[physical] = before
-            self._refuse_ids(virtual)
-        self._physical_of[virtual] = 0
-        self.epoch_count += 1
-        self.live_units -= virtual.size
-        if self.free_ids is not None:
-            self.free_ids.give(virtual)
-        key = self._steps.pending_key
-        if key:
-            self._owner_of[physical] = PENDING
-            self._pending.add(key, physical)
-        else:
-            self._add_holes(physical)
-
-    def release_pending_through(self, step: int) -> None:
-        """Let units that pend under steps up to this one become holes: they were processed."""
-        if self._pending.oldest_key <= step:
-            for units in self._pending.release_through(step):
-                self._add_holes(units)
-            self.epoch_count += 1
-
-    def settle_pending(self, units_min: int) -> int:
-        """Let the oldest whole batches become holes, until so many units did.
-
-        Returns the newest step among them, which the next writer of these units has to wait for.
-        """
-        key, settled = self._pending.settle(units_min)
-        for units in settled:
-            self._add_holes(units)
-        self.epoch_count += 1
-        return key
+        if self.usage.is_clear:
+            return snapshot
+        facts = self.usage.facts
+        return snapshot._replace(
+            live_units=self.live_units + facts.astray.size,
+            vacated_forward_units=facts.vacated_forward.size,
+            vacated_network_units=facts.vacated_network.size,
+            fenced_units=self.usage.fenced_units(lambda units: self._owner_of[units] == HOLE),
+            hard_fixed=facts.hard_fixed,
+            soft_fixed=facts.soft_fixed,
+        )
 
     def grow(self, span: Span) -> None:
         """Extend the span; the new units are holes."""
@@ -246,8 +118,10 @@ class Band:
 
         The span has room for every live unit. Sources and destinations are disjoint, so the copies
         may run in any order. Returns what has to be copied, or None if nothing has.
+
+        Whoever may be writing a source is waited for; who may only read it goes on reading the old
+        bytes, which are fenced for whoever writes them next. Nothing pends outside the new span.
         """
-        assert self.pending_units == 0, "pending units would be left outside the span"
         self.merge_freed()
         start, end = span
         outside = (
@@ -271,12 +145,17 @@ class Band:
         moving = np.concatenate(sources) if sources else IOTA[:0]
         virtual = self._owner_of[moving]
         for low, high in leaving:
+            assert not np.count_nonzero(self._owner_of[low:high] == PENDING)
             self._owner_of[low:high] = OUTSIDE
-        places = self._holes.take(moving.size)
-        destinations = self._mirrored(places) if self._down else places
-        self._physical_of[virtual] = destinations
-        self._owner_of[destinations] = virtual
-        self.hole_units = end - start - self.live_units
+        self.hole_units = len(self._holes)
+        destinations = moving
+        if moving.size:
+            order = self._order
+            order.wait(self.usage.writers(moving, table=order.read_clearance, waited=order.waited))
+            destinations = self._choose(moving.size, Consumer.MOVE_DESTINATION)
+            self._physical_of[virtual] = destinations
+            self._owner_of[destinations] = virtual
+        self._fence(leaving, moving, destinations)
         self.epoch_count += 1
         if moving.size == 0:
             return None
@@ -287,34 +166,37 @@ class Band:
     def compact(self, units_max: int) -> Moves | None:
         """Draw an end's frontier back by moving up to ``units_max`` live units into holes.
 
-        Fixed units stay, and so does what lies between them and the anchor. Floats are only moved
-        by a layout. Linear in the units between the packed and the present frontier.
+        Nobody asked for it, so it waits for nothing and stops, seen from the frontier, at the first
+        unit that would have to be waited for or is fixed. Floats are only moved by a layout. Linear
+        in the units between the packed and the present frontier.
         """
+        usage = self.usage
         if self.geometry.kind is BandKind.FLOAT or self.hole_units == 0 or units_max == 0:
             return None
+        if usage.has_unknown_writes or not self._order.fences.is_empty:
+            return None
         self.merge_freed()
-        fixed = [extent for extent in (self.hard_fixed, self.soft_fixed) if extent is not None]
+        if not usage.is_clear and self._some_hole_is_used():
+            return None
         if self._down:
-            packed = min([self.end_index - self.live_units, *(low for low, _ in fixed)])
-            beyond = (self._owner_of[self.start_index : packed] > 0).nonzero()[0]
-            target = packed
+            packed = self.end_index - self.live_units
+            stretch = self._owner_of[self.start_index : packed]
+            stay = self._staying(stretch, self.start_index)
+            first_stay = int(stay[0]) if stay.size else stretch.size
+            beyond = (stretch[:first_stay] > 0).nonzero()[0]
+            target = self.start_index + first_stay
             if beyond.size > units_max:
                 target = self.start_index + int(beyond[units_max - 1]) + 1
             return self.rearrange((target, self.end_index))
-        packed = max([self.start_index + self.live_units, *(high for _, high in fixed)])
-        beyond = (self._owner_of[packed : self.end_index] > 0).nonzero()[0]
-        target = packed
+        packed = self.start_index + self.live_units
+        stretch = self._owner_of[packed : self.end_index]
+        stay = self._staying(stretch, packed)
+        last_stay = int(stay[-1]) + 1 if stay.size else 0
+        beyond = (stretch[last_stay:] > 0).nonzero()[0] + last_stay
+        target = packed + last_stay
         if beyond.size > units_max:
             target = packed + int(beyond[-units_max])
         return self.rearrange((self.start_index, target))
-
-    def merge_freed(self) -> None:
-        """Move freed units from the inbox into the ordered holes."""
-        if not self._inbox:
-            return
-        units = self._inbox[0] if len(self._inbox) == 1 else np.concatenate(self._inbox)
-        self._inbox.clear()
-        self._holes.add(self._mirrored(units) if self._down else units)
 
     def absorb(self) -> int:
         """Draw frontiers back over holes; return how many units left.
@@ -348,7 +230,8 @@ class Band:
             pending_units=self.pending_units,
             promised_units=self.promised_units,
             fixed_units=sum(
-                high - low for low, high in filter(None, (self.hard_fixed, self.soft_fixed))
+                high - low
+                for low, high in filter(None, (self.usage.hard_extent(), self.usage.soft_extent()))
             ),
             virtual_free_count=0 if self.free_ids is None else len(self.free_ids),
             absorbed_units_total=self.absorbed_units_total,
@@ -357,10 +240,6 @@ class Band:
             move_batches_total=self.move_batches_total,
         )
 
-    def bound_ids(self) -> Units:
-        """Return all bound virtual ids, ascending; for checks."""
-        return self._physical_of.nonzero()[0]
-
     def check(self) -> None:
         """Check every invariant of the band from its maps.
 
@@ -368,27 +247,28 @@ class Band:
         """
         name = self.geometry.name
         inside = self._owner_of[self.start_index : self.end_index]
-        live, holes = int(np.count_nonzero(inside > 0)), int(np.count_nonzero(inside == HOLE))
-        pending = int(np.count_nonzero(inside == PENDING))
+        named, reserved, holes, pending, vacated = [
+            int(np.count_nonzero(is_so))
+            for is_so in (inside > 0, *[inside == it for it in (RESERVED, HOLE, PENDING, VACATED)])
+        ]
         total = np.count_nonzero(self._owner_of[1:]) if self._owner_of.size > 1 else 0
         span_units = self.end_index - self.start_index
-        counted, books = (
-            (live, holes, pending),
-            (self.live_units, self.hole_units, self.pending_units),
-        )
+        counted = (named + reserved, holes, pending, vacated)
+        books = (self.live_units, self.hole_units, self.pending_units, self.vacated_units)
         if counted != books or sum(counted) != span_units:
             self._monitor.fail(
                 "band.conservation",
-                f"band {name}: span of {span_units} units holds {live} live, {holes} holes and "
-                f"{pending} pending; the books say {books[0]}, {books[1]} and {books[2]}",
+                f"band {name}: span of {span_units} units holds {counted[0]} live, {holes} holes, "
+                f"{pending} pending and {vacated} vacated; the books say {books}",
             )
         self._pending.check(self._monitor, name, self._owner_of == PENDING, self._steps)
+        self.usage.check(self.span)
         if total != sum(counted) or self._owner_of[0] != SINK:
             self._monitor.fail("band.conservation", f"band {name} has units outside its span")
         ids = self.bound_ids()
-        if ids.size != live or not np.array_equal(self._owner_of[self._physical_of[ids]], ids):
+        if ids.size != named or not np.array_equal(self._owner_of[self._physical_of[ids]], ids):
             self._monitor.fail(
-                "band.maps_inverse", f"band {name} binds {ids.size} ids to {live} units"
+                "band.maps_inverse", f"band {name} binds {ids.size} ids to {named} units"
             )
         if self.free_ids is not None:
             everything = np.sort(np.concatenate((self.free_ids.ids(), ids)))
@@ -399,17 +279,6 @@ class Band:
         expected = (inside == HOLE).nonzero()[0] + self.start_index
         if not np.array_equal(np.sort(merged), expected) or not self._holes.front_is_exact():
             self._monitor.fail("band.holes_ordered", f"band {name} disagrees with its unit map")
-
-    def _add_holes(self, units: Units) -> None:
-        """Mark units as holes; they are merged into the ordered ones later."""
-        self._owner_of[units] = HOLE
-        self.hole_units += units.size
-        self._inbox.append(units)
-
-    def _mirrored(self, units: Units) -> Units:
-        """Return the places of a grow-down band's units, or its units of places."""
-        count = units.size
-        return (self._mirrors[:count] if count <= IOTA.size else self._mirror) - units
 
     def _anchored(self) -> bool:
         return self.geometry.kind is not BandKind.FLOAT
@@ -448,29 +317,39 @@ class Band:
             scan *= 2
         return absorbed
 
+    def _some_hole_is_used(self) -> bool:
+        """Return whether a move into some hole would have to wait for a copy or a transfer."""
+        places = self._holes.places()
+        holes = self._mirrored(places) if self._down else places
+        openness = self.usage.openness(holes, Consumer.MOVE_DESTINATION, self._order.clearance)
+        return bool(np.count_nonzero(openness))
+
+    def _staying(self, states: Units, first_index: int) -> Units:
+        """Return the places among some units that an unasked move leaves where they are."""
+        stays = (states == PENDING) | (states == VACATED) | (states == RESERVED)
+        if not self.usage.is_empty:
+            live = (states > 0).nonzero()[0]
+            stays[live[~self.usage.may_move(live + first_index)]] = True
+        staying: Units = stays.nonzero()[0]
+        return staying
+
+    def _fence(self, leaving: list[Span], sources: Units, destinations: Units) -> None:
+        """Fence bytes that leave the band with everything that is still open on them."""
+        fences, unit_bytes = self._order.fences, self.geometry.unit_bytes
+        if sources.size and self._steps.unretired:
+            newest = step_signal(self._steps.launched_count)
+            fences.add_units(sources, unit_bytes, Hazard.VACATED_READ, newest)
+        if self.usage.is_clear:
+            return
+        if sources.size:
+            self.usage.carry_holds(sources, destinations)
+        for low, high in leaving:
+            for left in self.usage.leave(low, high):
+                fences.add_units(left.units, unit_bytes, HAZARD_OF[left.kind], left.signal)
+
     def _drop(self, low: int, high: int) -> None:
         """Let the holes ``[low, high)`` leave the band."""
+        self._fence([(low, high)], IOTA[:0], IOTA[:0])
         self._owner_of[low:high] = OUTSIDE
         self._holes.remove_range(*self._places(low, high))
         self.hole_units -= high - low
-
-    def _refuse_ids(self, virtual: Units) -> None:
-        """Raise for the first id that cannot be freed, naming it."""
-        seen: set[int] = set()
-        for page in virtual.tolist():
-            if page == 0:
-                problem = "is the sink, which is never freed"
-            elif not 0 < page < self._physical_of.size:
-                problem = f"is outside [1, {self._physical_of.size})"
-            elif page in seen:
-                problem = "is named twice"
-            elif self._physical_of[page] == 0:
-                problem = "is not bound: it was never taken, or is freed already"
-            else:
-                seen.add(page)
-                continue
-            raise OperationError(
-                f"virtual page {page} of band {self.geometry.name} {problem}",
-                code=ErrorCode.BAD_PAGE,
-            )
-        self._monitor.fail("band.free_of_bound_page", f"band {self.geometry.name}: maps disagree")

@@ -60,6 +60,13 @@ class ByteFences:
         """Return whether no bytes are fenced."""
         return not self._fences
 
+    def units_max(self, unit_bytes: int) -> int:
+        """Return a bound on the units of this size that share bytes with a fence."""
+        return sum(
+            int((ends - starts).sum()) // unit_bytes + 2 * starts.size
+            for starts, ends in self._fences.values()
+        )
+
     def add(self, start_bytes: int, end_bytes: int, hazard: Hazard, signal: Signal) -> None:
         """Fence the bytes ``[start_bytes, end_bytes)`` until the signal is over."""
         assert 0 <= start_bytes < end_bytes

@@ -17,16 +17,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvd.alloc.arena_order import ArenaOrder
 from kvd.alloc.band import Band, Moves, Units
 from kvd.alloc.band_statistics import BandStatistics
 from kvd.alloc.checks import CheckLevel, CheckMonitor
-from kvd.alloc.forward_steps import ForwardSteps
 from kvd.price.geometry import ChainGeometry
 from kvd.price.layout import Layout, Step, move_order
 from kvd.price.plans import feasible, first_plan, plan
 from kvd.price.refusal import ObstacleKind, never_fits, obstacle_text, why_not
 from kvd.price.search import Spans
-from kvd.price.snapshot import ChainSnapshot, Interval, Tier, empty_snapshot, reclaimed
+from kvd.price.snapshot import ChainSnapshot, Tier, empty_snapshot, reclaimed
 from kvd_proto.memory import Lifetime
 from kvd_proto.outcomes import Reason
 
@@ -79,15 +79,15 @@ class ChainAllocator:
         self.geometry = geometry
         self.lifetimes = lifetimes
         self.monitor = monitor
-        self.steps = ForwardSteps()
-        self._wait_step = 0
+        self.order = ArenaOrder(monitor)
+        self.steps = self.order.steps
         self.bands = tuple(
             Band(
                 band,
                 id_count=virtual_slot_count if lifetime is Lifetime.STATE else virtual_page_count,
                 mints=lifetime is not Lifetime.WINDOW,
                 monitor=monitor,
-                steps=self.steps,
+                order=self.order,
             )
             for band, lifetime in zip(geometry.bands, lifetimes, strict=True)
         )
@@ -100,8 +100,6 @@ class ChainAllocator:
             index for index, lifetime in enumerate(lifetimes) if lifetime is not Lifetime.STATE
         )
         self.state_index = lifetimes.index(Lifetime.STATE) if Lifetime.STATE in lifetimes else None
-        self._blocked: tuple[Interval, ...] = ()
-        self._blocked_epoch_count = 0
         self.relief_counts = dict.fromkeys((step.value for step in Step), 0)
         self._nothing = (0,) * len(geometry.bands)
         self.empty = empty_snapshot(
@@ -116,7 +114,10 @@ class ChainAllocator:
     @property
     def epoch_count(self) -> int:
         """Return a number that moves with every capacity fact of the chain."""
-        return sum([band.epoch_count for band in self.bands], self._blocked_epoch_count)
+        return sum(
+            [band.epoch_count + band.usage.epoch_count for band in self.bands],
+            self.order.fences.epoch_count,
+        )
 
     @property
     def spans(self) -> Spans:
@@ -167,7 +168,7 @@ class ChainAllocator:
         It does not while a transfer holds units or bytes that would have to move. ``freed_units``
         are live units counted as free.
         """
-        if not self._blocked and all(band.soft_fixed is None for band in self.bands):
+        if self.order.fences.is_empty and all(band.usage.is_clear for band in self.bands):
             return True
         snapshot = self.snapshot()
         if freed_units is not None:
@@ -222,20 +223,38 @@ class ChainAllocator:
         """
         retired_count = self.steps.retired_count
         self.steps.process(step)
+        if step > retired_count:
+            self.order.retire(step)
         for band in self.bands:
             band.release_pending_through(step)
         return step > retired_count
 
-    def take_wait(self) -> int:
-        """Return the step that the last changes have to run behind, and forget it; 0 for none."""
-        step, self._wait_step = self._wait_step, 0
-        return step
+    def launch_step(self, step: int, position: int, writes: list[Units] | None) -> None:
+        """Take in a launched step and the ids that it writes per band; None: any unit.
+
+        Raises OperationError, with nothing changed, for a step that is not next.
+        """
+        self.steps.launch(step, position)
+        if self.steps.was_aborted(step):
+            writes = None
+        for index, band in enumerate(self.bands):
+            band.open_writes(step, None if writes is None else writes[index])
+
+    def abort_step(self, step: int) -> None:
+        """Take in one rank's word that it left a launch: what that step writes is unknown.
+
+        Raises OperationError for a step that nobody can have launched.
+        """
+        self.steps.abort(step)
+        if self.steps.retired_count < step <= self.steps.launched_count:
+            for band in self.bands:
+                band.open_writes(step, None)
 
     def make_room(self, wanted_units: UnitCounts) -> list[BandMoves] | Shortage:
         """Have every band hold holes for what is about to be taken, rearranging if it must.
 
         The caller has a promise for it, or a yes of `fits`. What has to be copied comes back in
-        order, behind the step that `take_wait` names; a shortage says that only transfers in flight
+        order, behind what `order.take_waits` names; a shortage says that only transfers in flight
         are in the way. Either way freed units are merged first, which changes no answer.
 
         Holes are used first, then the oldest pending batches, then growth. Only a layout that moves
@@ -257,7 +276,7 @@ class ChainAllocator:
             moved = self._realize(snapshot, layout)
             for band, wanted in zip(self.bands, wanted_units, strict=True):
                 if wanted > band.hole_units:
-                    self._wait(band.settle_pending(wanted - band.hole_units))
+                    self.order.wait_step(band.settle_pending(wanted - band.hole_units))
             return moved
         if self.steps.unretired:
             self._recover()
@@ -305,19 +324,12 @@ class ChainAllocator:
                 band.merge_freed()
                 band.absorb()
 
-    def block(self, intervals: tuple[Interval, ...]) -> None:
-        """Name the bytes outside live units that transfers still touch, sorted and disjoint."""
-        self._blocked = intervals
-        self._blocked_epoch_count += 1
-
     def compact(self, units_max: int) -> list[BandMoves]:
         """Draw the ends' frontiers back by at most ``units_max`` moves in all, unasked.
 
-        It makes later takes cheaper and changes no answer. Floats are left where they are, and
-        nothing moves while a forward may be writing.
+        It makes later takes cheaper and changes no answer. Floats are left where they are, and so
+        is whatever a forward, a copy or a transfer may be using.
         """
-        if self.steps.unretired:
-            return []
         self.settle_freed()
         moved: list[BandMoves] = []
         for index, band in enumerate(self.bands):
@@ -349,6 +361,7 @@ class ChainAllocator:
                 )
         if level >= CheckLevel.STRICT:
             self._check_snapshot(self.snapshot())
+            self.order.fences.check()
             for band in self.bands:
                 band.check()
             for index in self.window_indices:
@@ -390,21 +403,11 @@ class ChainAllocator:
         return moved
 
     def _recover(self) -> None:
-        """Settle everything that pends, and have what follows run behind all forwards launched.
-
-        Units are about to move that a forward may be writing, into places that one may be reading.
-        """
+        """Settle everything that pends: what is about to move or to leave lies among it."""
         for band in self.bands:
             if band.pending_units:
-                band.settle_pending(band.pending_units)
-        self._wait(self.steps.launched_count)
+                self.order.wait_step(band.settle_pending(band.pending_units))
         self.settle_freed()
-
-    def _wait(self, step: int) -> None:
-        """Have what follows run behind a step, which retires it and all before it."""
-        if step > self.steps.retired_count:
-            self.steps.retire_through(step)
-            self._wait_step = step
 
     def _with_promises(
         self, demand_units: UnitCounts, released_units: UnitCounts | None
@@ -418,12 +421,20 @@ class ChainAllocator:
         )
 
     def _build_snapshot(self, epoch_count: int) -> ChainSnapshot:
-        return ChainSnapshot(
+        snapshot = ChainSnapshot(
             self.geometry.arena_bytes,
             self.geometry.sink_bytes,
             tuple([band.snapshot() for band in self.bands]),
-            blocked=self._blocked,
             epoch_count=epoch_count,
+        )
+        if self.order.fences.is_empty and all(band.usage.is_clear for band in self.bands):
+            return snapshot
+        vacated = [
+            (band.usage.facts.vacated_network, band.geometry.unit_bytes) for band in self.bands
+        ]
+        return snapshot._replace(
+            blocked=self.order.fences.blocked(vacated),
+            quarantined=self.order.fences.quarantined(),
         )
 
     def _check_snapshot(self, kept: ChainSnapshot) -> None:

@@ -332,6 +332,22 @@ class RequestTable:
         own = tuple([mine + still for mine, still in zip(held, owed, strict=True)])
         return self.chain.explain(growth.excess, own_units=own), request
 
+    def written_ids(self, rows: Units) -> list[Units]:
+        """Return the ids per band that a forward over these rows writes.
+
+        Those are the pages from each row's first token that is not computed, and its slot. A page
+        that slid out of a window is not bound there, and so no part of it.
+        """
+        columns = self.rows
+        first = columns.computed_tokens[rows] // self.shape.page_tokens
+        run, places = ragged(first, columns.page_count[rows] - first)
+        pages = columns.pages[rows[run], places]
+        slots = columns.slot[rows]
+        return [
+            slots[slots > 0] if index == self.chain.state_index else pages
+            for index in range(len(self.chain.bands))
+        ]
+
     # ---- window slides --------------------------------------------------------------------------
 
     def advance(self, rows: Units, tokens: int | Units) -> list[Freed]:

@@ -65,6 +65,11 @@ class UseRecords:
         return not self._uses
 
     @property
+    def unit_count(self) -> int:
+        """Return how many units the records name in all, write sets aside."""
+        return sum([units.size for units in self._uses.values()])
+
+    @property
     def facts(self) -> UsageFacts:
         """Return what capacity answers depend on; the arrays are read only."""
         if self._facts is None:

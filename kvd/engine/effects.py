@@ -7,6 +7,7 @@ meanwhile. Only moves read arena bytes.
 """
 
 from kvd.alloc.band import Moves, Units
+from kvd.alloc.signals import Signal, SignalKind
 from kvd.engine.columns import ColumnBuilder
 from kvd.price.geometry import ChainGeometry
 from kvd_proto.outcomes import NO_COLUMN, AnyEffect, Column, Move, Segment, Wait, WriteMap, Zero
@@ -28,9 +29,10 @@ class EffectBuilder:
         """Add an effect that neither reads nor writes arena units."""
         self._current.append(effect)
 
-    def wait(self, step: int) -> None:
-        """Have what follows run behind a step."""
-        self._current.append(Wait(step))
+    def wait(self, signal: Signal) -> None:
+        """Have what follows run behind the end of a step."""
+        assert signal.kind is SignalKind.STEP
+        self._current.append(Wait(signal.number))
 
     def zero(self, band_index: int, units_column: Column, units: Units) -> None:
         """Add the zeroing of whole units."""

@@ -179,7 +179,7 @@ class Incarnation:
         if len(self._facts) >= FACTS_MAX:
             raise OperationError(f"one incarnation takes at most {FACTS_MAX} facts")
         if isinstance(fact, StepAborted):
-            self.engine.steps.abort(fact.step)
+            self.engine.chain.abort_step(fact.step)
         self._facts[(rank, body)] = None
         self._append(FACT_PROGRAM, rank, body, DONE)
         return fact if isinstance(fact, RankFailed) else None

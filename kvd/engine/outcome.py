@@ -40,10 +40,9 @@ class OutcomeBuilder:
         self._effects.add(ResetRows(self.columns.add(rows)))
 
     def moves(self, moved: list[BandMoves]) -> None:
-        """Add the copies of a rearrangement, in order, behind the step they have to wait for."""
-        step = self._chain.take_wait()
-        if step:
-            self._effects.wait(step)
+        """Add the copies of a rearrangement, in order, behind what they have to wait for."""
+        for signal in self._chain.order.take_waits():
+            self._effects.wait(signal)
         for item in moved:
             self._effects.move(item.band_index, item.moves)
 

@@ -304,10 +304,15 @@ class StageEngine:
 
     def _launch(self, program: int, operation: Launch) -> Outcome:
         self.steps.check_launch(operation.step, operation.position)
-        if operation.writes is WriteSet.REQUESTS and operation.requests:
-            ids = read_request_ids(operation.requests, what="launch.requests")
-            self.requests.names.rows_of(ids)
-        self.steps.launch(operation.step, operation.position)
+        writes = None
+        if operation.writes is WriteSet.REQUESTS:
+            if operation.requests:
+                ids = read_request_ids(operation.requests, what="launch.requests")
+                rows = self.requests.names.rows_of(ids)
+            else:
+                rows = self._standing_of(program).rows(self.requests)
+            writes = self.requests.written_ids(rows)
+        self.chain.launch_step(operation.step, operation.position, writes)
         return DONE
 
     def _processed(self, program: int, operation: Processed) -> Outcome:

@@ -26,7 +26,8 @@ class ArenaBytes:
         self.moved_units = 0
         self.touched_by = np.zeros(chain.geometry.arena_bytes, dtype=np.int64)
         """Per byte that no live unit holds: the newest step that may touch it."""
-        self.launched = self.retired = 0
+        self.launched = self.retired = self.unknown = 0
+        self._written_by: dict[tuple[int, int], int] = {}
         self._places: list[Units] = []
 
     def remember(self) -> None:
@@ -39,6 +40,16 @@ class ArenaBytes:
         for unit in self._places[index][virtual].tolist():
             assert unit > 0
             self.touched_by[unit * unit_bytes : (unit + 1) * unit_bytes] = self.launched
+
+    def launch(self, writes: list[Units] | None) -> None:
+        """Put one more forward in flight that writes these ids per band; None: any live unit."""
+        self.launched += 1
+        if writes is None:
+            self.unknown = self.launched
+            return
+        for index, virtual in enumerate(writes):
+            for name in virtual.tolist():
+                self._written_by[index, name] = self.launched
 
     def wait(self, step: int) -> None:
         """Note that what follows runs behind a step, and so behind all before it."""
@@ -58,12 +69,11 @@ class ArenaBytes:
         for index, moves in moved:
             assert_disjoint(moves)
             self.moved_units += moves.sources.size
-            if moves.sources.size:
-                assert self.retired == self.launched, "a unit moved that a forward may be writing"
             pairs = list(zip(moves.sources.tolist(), moves.destinations.tolist(), strict=True))
             for source, destination in reversed(pairs) if len(pairs) % 2 else pairs:
                 self._require_clear(index, destination)
                 self._cells(index, destination)[:] = self._cells(index, source)
+            self._leave(index, moves)
 
     def hand_out(self, grant: Grant) -> None:
         """Write what a take handed out; its moves come first."""
@@ -102,6 +112,15 @@ class ArenaBytes:
         minted = band if band.free_ids is not None else self.chain.owner
         assert minted.free_ids is not None
         return len(minted.free_ids) + minted.live_units + 1
+
+    def _leave(self, index: int, moves: Moves) -> None:
+        """Require that nobody writes what moved, and note who may go on reading the old bytes."""
+        unit_bytes = self.chain.geometry.bands[index].unit_bytes
+        for name, unit in zip(moves.virtual.tolist(), moves.sources.tolist(), strict=True):
+            step = max(self.unknown, self._written_by.get((index, name), 0))
+            assert step <= self.retired, f"unit {unit} moved while step {step} may write it"
+            if self.launched > self.retired:
+                self.touched_by[unit * unit_bytes : (unit + 1) * unit_bytes] = self.launched
 
     def _require_clear(self, index: int, unit: int) -> None:
         """Assert that no step that may touch a unit's bytes can still run when they are written."""

@@ -1,6 +1,7 @@
 """Small chains and request tables for tests, random ones too, and pictures of their whole state."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeAlias, cast
@@ -9,18 +10,23 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvd.alloc.admission import Admission, AdmissionPass
+from kvd.alloc.band import Band
 from kvd.alloc.chain import ChainAllocator
 from kvd.alloc.checks import CheckLevel, CheckMonitor
+from kvd.alloc.clearance import Hazard
 from kvd.alloc.demand import DemandShape
 from kvd.alloc.requests import RequestTable
+from kvd.alloc.signals import copy_signal, transfer_signal
+from kvd.alloc.uses import UseKind
 from kvd.price.geometry import BandKind, ChainGeometry, chain_geometry
-from kvd.price.search import Spans
+from kvd.price.search import Span, Spans
+from kvd.price.snapshot import Interval
 from kvd_proto.memory import Lifetime
 
 Picture: TypeAlias = Any
 """Nested tuples that are equal exactly when all state is."""
 
-REMEMBERED = ("_snapshot",)
+REMEMBERED = ("_snapshot", "_facts")
 """What is kept of other state to save work; chain.snapshot_fresh compares it with that state."""
 
 PRIMES = (2, 3, 5, 7, 11, 13)
@@ -213,3 +219,28 @@ def picture(value: Any) -> Picture:
     return tuple(
         (name, picture(attributes[name])) for name in sorted(attributes) if name not in REMEMBERED
     )
+
+
+def fix(band: Band, *, hard: Span | None, soft: Span | None) -> None:
+    """Have a load hold the live units of one extent and a transfer those of another, or nobody.
+
+    Where no unit is live, the ends of the extent are held all the same.
+    """
+    for kind, signal, extent in (
+        (UseKind.LOAD_RESERVATION, copy_signal(9001), hard),
+        (UseKind.NETWORK_SEND, transfer_signal(9001), soft),
+    ):
+        band.usage.release(signal)
+        if extent is not None:
+            live = band.physical(band.bound_ids())
+            held = live[(live >= extent[0]) & (live < extent[1])]
+            ends = np.array([extent[0], extent[1] - 1], dtype=np.int64)
+            band.usage.open(kind, signal, held if held.size else ends)
+
+
+def block(chain: ChainAllocator, intervals: Sequence[Interval]) -> None:
+    """Have a transfer touch bytes that no live unit holds, and no others."""
+    fences, signal = chain.order.fences, transfer_signal(9002)
+    fences.release(signal)
+    for start_bytes, end_bytes in intervals:
+        fences.add(start_bytes, end_bytes, Hazard.NETWORK_SEND, signal)

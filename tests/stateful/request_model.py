@@ -89,7 +89,6 @@ class RequestModel:
         self.newest = max(self.newest, request)
         table = self.table
         table.names.check_new(request)
-        self.memory.remember()
         before, rows_free = self._settled(), len(table.rows.free)
         asked_chunk = chunk or self.world.chunk_tokens
         granted = self._clip(prompt, new, asked_chunk)
@@ -276,6 +275,7 @@ class RequestModel:
 
     def _settled(self) -> object:
         """Return a picture of the table once freed units are settled, as a refusal leaves it."""
+        self.memory.remember()
         self.chain.settle_freed()
         return picture((self.table.chain, self.table.rows, self.table.holdings.uneven_count))
 
@@ -372,10 +372,13 @@ class RequestModel:
             assert sorted(freed[index].tolist()) == units
             self.memory.freed(index, units)
 
-    def launch(self) -> None:
-        """Put one more forward in flight; it may read and write everything that is live."""
-        self.memory.launched += 1
-        self.chain.steps.launch(self.memory.launched, 0)
+    def launch(self, requests: list[int] | None) -> None:
+        """Put one more forward in flight, which writes for these requests; None: who knows what."""
+        writes = None
+        if requests is not None:
+            writes = self.table.written_ids(self.table.names.rows_of(requests))
+        self.memory.launch(writes)
+        self.chain.launch_step(self.memory.launched, 0, writes)
 
     def process(self) -> None:
         """End the oldest forward in flight."""
@@ -385,7 +388,8 @@ class RequestModel:
         self.memory.wait(step)
 
     def _carry(self, moved: list[BandMoves]) -> None:
-        self.memory.wait(self.chain.take_wait())
+        for signal in self.chain.order.take_waits():
+            self.memory.wait(signal.number)
         assert self.memory.retired == self.chain.steps.retired_count
         self.memory.move(moved)
         for index, _ in moved:

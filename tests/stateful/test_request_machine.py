@@ -95,9 +95,9 @@ class RequestMachine(RuleBasedStateMachine):
         self.model.compact(units_max)
 
     @precondition(lambda self: self.model.chain.steps.in_flight_count < 4)
-    @rule()
-    def launch(self) -> None:
-        self.model.launch()
+    @rule(picks=st.none() | PICKS)
+    def launch(self, picks: list[int] | None) -> None:
+        self.model.launch(None if picks is None else self._pick(picks))
 
     @precondition(lambda self: self.model.chain.steps.in_flight_count)
     @rule()

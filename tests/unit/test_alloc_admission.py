@@ -9,7 +9,7 @@ from kvd.alloc.requests import Grant, RequestTable
 from kvd.errors import OperationError
 from kvd_proto.memory import Lifetime
 from kvd_proto.outcomes import Reason, Verdict
-from tests.stateful.chains import ONE, World, admit
+from tests.stateful.chains import ONE, World, admit, fix
 
 FITS, WAIT, UNSCHEDULABLE = Verdict.FITS, Verdict.WAIT, Verdict.UNSCHEDULABLE
 
@@ -114,12 +114,12 @@ def test_a_chunk_is_never_shrunk_while_anything_is_live() -> None:
 
 def test_what_nothing_outstanding_will_make_room_for_is_refused() -> None:
     table = WINDOWED.table()
-    table.chain.owner.fix(hard=(3, 4), soft=None)  # 2 units are left below it, 3 are needed
+    fix(table.chain.owner, hard=(3, 4), soft=None)  # 2 units are left below it, 3 are needed
     answer = admit(table, 1, prompt=56, new=0, chunk=4)
     assert answer.verdict is UNSCHEDULABLE
     assert answer.shortage is not None
     assert not answer.shortage.waiting_helps
-    table.chain.owner.fix(hard=None, soft=None)
+    fix(table.chain.owner, hard=None, soft=None)
     assert admit(table, 2, prompt=56, new=0, chunk=4).verdict is FITS
 
 
@@ -127,7 +127,7 @@ def test_a_chunk_shrinks_to_what_fixed_pages_leave_and_no_further() -> None:
     table = WINDOWED.table()
     assert admit(table, 1, prompt=40, new=0, chunk=32).chunk_tokens == 32
     table.free(table.names.rows_of([1]))
-    table.chain.owner.fix(hard=(6, 7), soft=None)  # the owner reaches down to unit 6: 5 are left
+    fix(table.chain.owner, hard=(6, 7), soft=None)  # the owner reaches down to unit 6: 5 are left
     answer = admit(table, 2, prompt=40, new=0, chunk=32)
     assert (answer.verdict, answer.chunk_tokens) == (FITS, 12)
 

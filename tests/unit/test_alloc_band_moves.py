@@ -12,7 +12,7 @@ from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.price.geometry import BandGeometry, BandKind
 from kvd.price.search import Span
 from tests.stateful.arena_bytes import assert_disjoint
-from tests.stateful.chains import picture
+from tests.stateful.chains import fix, picture
 
 UNITS = 42
 """Places 2 to 41, so that a grow-down band's mirror of unit 2 is unit 41."""
@@ -197,8 +197,10 @@ def test_compaction_moves_the_farthest_units_first_and_no_more_than_allowed(
 def test_fixed_units_and_what_lies_below_them_stay(kind: BandKind, which: str) -> None:
     filled = _filled(kind, _mirrored(kind, [4, 7, 9, 11]), _span(kind, 2, 12))
     fixed = _span(kind, 7, 8)
-    filled.band.fix(
-        hard=fixed if which == "hard" else None, soft=fixed if which == "soft" else None
+    fix(
+        filled.band,
+        hard=fixed if which == "hard" else None,
+        soft=fixed if which == "soft" else None,
     )
     filled.carry(filled.band.compact(9))
     filled.verify()

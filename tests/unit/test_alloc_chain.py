@@ -12,7 +12,7 @@ from kvd.errors import InvariantError
 from kvd_proto.memory import Lifetime
 from kvd_proto.outcomes import Reason
 from tests.stateful.chain_steps import array, free_pages, make_room, take_pages
-from tests.stateful.chains import ONE, PAIR, THREE, picture
+from tests.stateful.chains import ONE, PAIR, THREE, block, fix, picture
 
 # ---- takes ---------------------------------------------------------------------------------------
 
@@ -160,8 +160,8 @@ def test_an_empty_arena_is_judged_as_empty_whatever_is_live_promised_fixed_or_bl
     chain = replace(ONE, virtual_page_count=11).chain()
     take_pages(chain, pages=5)
     chain.owner.promise(2)
-    chain.owner.fix(hard=(36, 37), soft=None)
-    chain.block(((40, 60),))
+    fix(chain.owner, hard=(36, 37), soft=None)
+    block(chain, ((40, 60),))
     assert chain.fits_empty((10,))
     assert not chain.fits_empty((11,))
 
@@ -209,13 +209,13 @@ def test_every_change_of_a_capacity_fact_moves_the_epoch() -> None:
     assert moved()
     chain.bands[1].promise(-1)
     assert moved()
-    chain.owner.fix(hard=(78, 79), soft=None)
+    fix(chain.owner, hard=(78, 79), soft=None)
     assert moved()
-    chain.owner.fix(hard=None, soft=None)
+    fix(chain.owner, hard=None, soft=None)
     assert moved()
-    chain.block(((20, 30),))
+    block(chain, ((20, 30),))
     assert moved()
-    chain.block(())
+    block(chain, ())
     assert moved()
     chain.settle_freed()
     assert moved()
@@ -296,9 +296,11 @@ def test_a_fact_that_changes_without_an_epoch_breaks_chain_snapshot_fresh(what: 
     if what == "holes":
         chain.owner.hole_units += 1
     elif what == "fixed":
-        chain.owner.hard_fixed = (78, 79)
+        fix(chain.owner, hard=(78, 79), soft=None)
+        chain.owner.usage.epoch_count -= 1
     elif what == "blocked":
-        chain._blocked = ((20, 30),)
+        block(chain, ((20, 30),))
+        chain.order.fences.epoch_count -= 1
     else:
         chain.bands[1].live_units -= 1
     with pytest.raises(InvariantError, match=r"^chain\.snapshot_fresh"):

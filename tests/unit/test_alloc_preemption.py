@@ -10,7 +10,7 @@ from kvd.alloc.band import Units
 from kvd.alloc.chain import Shortage
 from kvd.alloc.requests import Grant, RequestTable
 from kvd_proto.outcomes import Reason, Verdict
-from tests.stateful.chains import ONE, PAIR, picture
+from tests.stateful.chains import ONE, PAIR, block, fix, picture
 
 FITS, WAIT, UNSCHEDULABLE = Verdict.FITS, Verdict.WAIT, Verdict.UNSCHEDULABLE
 
@@ -166,21 +166,21 @@ def _window_high() -> RequestTable:
 def test_a_request_whose_first_chunk_waits_for_transfers_waits_and_opens_nothing() -> None:
     table = _window_high()
     window = table.chain.bands[0]
-    window.fix(hard=None, soft=(5, 7))
+    fix(window, hard=None, soft=(5, 7))
     before = _state(table)
     answer = _ask(_pass(table), 2, pages=3, take=3)
     assert (answer.verdict, answer.row_index, answer.chunk_tokens) == (WAIT, 0, 0)
     assert answer.shortage is not None
     assert (answer.shortage.reason, answer.shortage.waiting_helps) == (Reason.TRANSFERS, True)
     assert _state(table) == before
-    window.fix(hard=None, soft=None)
+    fix(window, hard=None, soft=None)
     assert _ask(_pass(table), 2, pages=3, take=3).verdict is FITS
     assert isinstance(table.take(_rows(table, 2), 12), Grant)
 
 
 def test_nobody_ends_where_transfers_would_pass_by_themselves() -> None:
     table = _window_high()
-    table.chain.bands[0].fix(hard=None, soft=(5, 7))
+    fix(table.chain.bands[0], hard=None, soft=(5, 7))
     one_pass = _pass(table, 1)
     before = _state(table)
     answer = _ask(one_pass, 2, pages=3, take=3)
@@ -192,7 +192,7 @@ def test_nobody_ends_where_transfers_would_pass_by_themselves() -> None:
 
 def test_what_several_first_chunks_take_together_is_asked_together() -> None:
     table = TEN.table()
-    table.chain.block(((10, 70),))  # four pages are left below the arena's end until it is over
+    block(table.chain, ((10, 70),))  # four pages are left below the arena's end until it is over
     one_pass = _pass(table)
     assert _ask(one_pass, 1, pages=3, take=3).verdict is FITS
     answer = _ask(one_pass, 2, pages=2, take=2)
@@ -206,23 +206,23 @@ def test_what_several_first_chunks_take_together_is_asked_together() -> None:
 
 def test_a_request_that_takes_nothing_yet_is_admitted_beside_transfers() -> None:
     table = TEN.table()
-    table.chain.block(((10, 110),))
+    block(table.chain, ((10, 110),))
     assert _ask(_pass(table), 1, pages=3).verdict is FITS
 
 
 def test_nobody_alive_and_transfers_in_the_way_is_no_reason_to_give_up() -> None:
     table = TEN.table()
-    table.chain.block(((10, 110),))
+    block(table.chain, ((10, 110),))
     answer = _ask(_pass(table), 1, pages=3, take=1)
     assert answer.verdict is WAIT
-    table.chain.block(())
+    block(table.chain, ())
     assert _ask(_pass(table), 1, pages=3, take=1).verdict is FITS
 
 
 def test_victims_do_not_end_while_transfers_keep_their_room_from_being_taken() -> None:
     table = _held(3, 3, 3)
-    table.chain.owner.fix(hard=None, soft=table.chain.owner.span)
-    table.chain.block(((10, 20),))
+    fix(table.chain.owner, hard=None, soft=table.chain.owner.span)
+    block(table.chain, ((10, 20),))
     one_pass = _pass(table, 1, 2, 3)
     before = _state(table)
     assert _ask(one_pass, 4, pages=10, take=10).verdict is WAIT
@@ -233,13 +233,13 @@ def test_victims_do_not_end_while_transfers_keep_their_room_from_being_taken() -
 
 def test_a_take_ends_no_victim_while_transfers_keep_its_room_from_being_taken() -> None:
     table = _held(3, 3, 3)
-    table.chain.block(((10, 20),))
+    block(table.chain, ((10, 20),))
     before = picture(table)
     answer = table.take(_rows(table, 1), 4 * 7, _rows(table, 2, 3))
     assert not isinstance(answer, Grant)
     assert isinstance(answer[0], Shortage)
     assert picture(table) == before
-    table.chain.block(())
+    block(table.chain, ())
     grant = table.take(_rows(table, 1), 4 * 7, _rows(table, 2, 3))
     assert isinstance(grant, Grant)
     assert grant.retracted.size == 2

@@ -12,7 +12,7 @@ from kvd_proto.memory import Lifetime
 from kvd_proto.outcomes import Reason
 from tests.stateful.arena_bytes import ArenaBytes
 from tests.stateful.chain_steps import array, free_pages, make_room, settled, take_pages
-from tests.stateful.chains import PAIR, THREE, World, worlds
+from tests.stateful.chains import PAIR, THREE, World, fix, worlds
 
 # ---- by example ---------------------------------------------------------------------------------
 
@@ -78,14 +78,14 @@ def test_a_refusal_changes_nothing(demand: UnitCounts) -> None:
 def test_relief_that_transfers_stand_in_the_way_of_is_refused_and_changes_nothing() -> None:
     chain = PAIR.chain()
     _far_page(chain)
-    chain.owner.fix(hard=None, soft=(4, 5))
+    fix(chain.owner, hard=None, soft=(4, 5))
     before = settled(chain)
     assert chain.fits((3, 1))
     shortage = chain.make_room((3, 1))
     assert isinstance(shortage, Shortage)
     assert (shortage.reason, shortage.waiting_helps) == (Reason.TRANSFERS, True)
     assert settled(chain) == before
-    chain.owner.fix(hard=None, soft=None)
+    fix(chain.owner, hard=None, soft=None)
     make_room(chain, (3, 1))
 
 

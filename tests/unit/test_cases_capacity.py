@@ -22,7 +22,7 @@ from kvd_proto.memory import Lifetime
 from kvd_proto.outcomes import Reason, Verdict
 from tests.stateful.arena_bytes import ArenaBytes
 from tests.stateful.chain_steps import array, free_pages, make_room, settled, take_pages
-from tests.stateful.chains import ONE, THREE, World, admit, picture
+from tests.stateful.chains import ONE, THREE, World, admit, block, picture
 
 FULL, WINDOW, STATE = Lifetime.FULL, Lifetime.WINDOW, Lifetime.STATE
 
@@ -405,14 +405,14 @@ def test_bytes_that_a_copy_reads_are_not_handed_out_though_nothing_live_is_there
     take_pages(chain, pages=4)
     low = chain.bands[1].span[1] * 6
     high = chain.owner.span[0] * 5
-    chain.block(((20, chain.bands[1].span[0] * 6), (low, high)))
+    block(chain, ((20, chain.bands[1].span[0] * 6), (low, high)))
     before = settled(chain)
     assert chain.fits((0, 6, 6))
     shortage = chain.make_room((0, 6, 6))
     assert isinstance(shortage, Shortage)
     assert shortage.reason is Reason.TRANSFERS
     assert settled(chain) == before
-    chain.block(())
+    block(chain, ())
     make_room(chain, (0, 6, 6))
 
 

@@ -22,7 +22,7 @@ from kvd_proto.memory import Lifetime
 from kvd_proto.outcomes import Reason, Verdict
 from tests.stateful.arena_bytes import ArenaBytes
 from tests.stateful.chain_steps import array, free_pages, make_room, settled, take_pages
-from tests.stateful.chains import ONE, PAIR, THREE, World, admit, picture
+from tests.stateful.chains import ONE, PAIR, THREE, World, admit, block, fix, picture
 
 FULL, WINDOW, STATE = Lifetime.FULL, Lifetime.WINDOW, Lifetime.STATE
 
@@ -208,7 +208,7 @@ def test_units_that_a_transfer_reads_stay_whatever_is_asked(kind: BandKind, hold
     index, far, name = _far_unit(chain, kind)
     band = chain.bands[index]
     extent = (far, far + 1)
-    band.fix(hard=extent if hold == "hard" else None, soft=extent if hold == "soft" else None)
+    fix(band, hard=extent if hold == "hard" else None, soft=extent if hold == "soft" else None)
     refused_count = 0
     for demand in ((0, 0, 25), (25, 0, 0), (0, 25, 0), DEMANDS[kind], (5, 5, 5), (8, 8, 8)):
         before = settled(chain)
@@ -240,8 +240,10 @@ def test_relief_for_a_short_side_asks_the_same_gate_as_compaction(hold: str) -> 
     chain.settle_freed()
     far = chain.owner.start_index
     extent = (far, far + 1)
-    chain.owner.fix(
-        hard=extent if hold == "hard" else None, soft=extent if hold == "soft" else None
+    fix(
+        chain.owner,
+        hard=extent if hold == "hard" else None,
+        soft=extent if hold == "soft" else None,
     )
     before = settled(chain)
     assert chain.fits((3, 1)) == (hold == "soft")
@@ -261,11 +263,11 @@ def test_a_hundred_gates_that_open_and_close_never_leave_a_stale_answer(seed: in
         start, end = band.span
         extent = (start, end) if end > start and random.random() < 0.5 else None
         if random.random() < 0.5:
-            band.fix(hard=None, soft=extent)
+            fix(band, hard=None, soft=extent)
         else:
             low = chain.bands[1].span[1] * 10
             high = chain.owner.span[0] * 10
-            chain.block(((low, high),) if low < high and random.random() < 0.5 else ())
+            block(chain, ((low, high),) if low < high and random.random() < 0.5 else ())
         demand = tuple(random.randint(0, 9) for _ in chain.bands)
         kept = first_plan(chain.snapshot(), demand)
         fresh = ChainSnapshot(
@@ -294,8 +296,8 @@ def _fresh(chain: ChainAllocator, index: int) -> BandSnapshot:
         band.end_index,
         band.live_units,
         band.hole_units,
-        hard_fixed=band.hard_fixed,
-        soft_fixed=band.soft_fixed,
+        hard_fixed=band.usage.hard_extent(),
+        soft_fixed=band.usage.soft_extent(),
         id_room_count=None if band.free_ids is None else len(band.free_ids),
     )
 

@@ -23,6 +23,7 @@ from kvd.serve.snapshot import stage_document
 from kvd_proto.control import WhatIf
 from kvd_proto.operations import Admit, Free
 from kvd_proto.outcomes import AdmitResult
+from tests.stateful.chains import block, fix
 from tests.stateful.ranks import CONTEXT_TOKENS, int32s, int64s, stage
 
 
@@ -131,8 +132,8 @@ def test_answers_from_outside_are_those_of_the_engine(seed: int) -> None:
 def test_transfers_that_stand_in_the_way_are_published() -> None:
     incarnation = busy()
     chain = incarnation.engine.chain
-    chain.bands[1].fix(hard=(8, 9), soft=(8, 12))
-    chain.block(((0, 8), (16, 24)))
+    fix(chain.bands[1], hard=(8, 9), soft=(8, 12))
+    block(chain, ((0, 8), (16, 24)))
     outside = picture_of(as_statistics(published(incarnation)))
     assert outside == picture_inside(incarnation)
     assert outside.snapshot.bands[1].hard_fixed == (8, 9)

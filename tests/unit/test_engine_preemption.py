@@ -23,7 +23,7 @@ from kvd_proto.outcomes import (
     WriteSlots,
     Zero,
 )
-from tests.stateful.chains import picture
+from tests.stateful.chains import block, picture
 from tests.stateful.ranks import Tables, columns_of, int32s, int64s, stage
 
 STORAGE = stage(rows=4, spare_bytes=14 << 10)
@@ -232,7 +232,7 @@ def test_an_admit_whose_chunk_waits_for_transfers_waits_and_changes_nothing() ->
     played = Played()
     played.decide(_admit(1))
     engine = played.engine
-    engine.chain.block(((engine.chain.geometry.sink_bytes, engine.chain.geometry.arena_bytes),))
+    block(engine.chain, ((engine.chain.geometry.sink_bytes, engine.chain.geometry.arena_bytes),))
     before = picture((engine.chain, engine.requests.rows))
     outcome = played.decide(_admit(2, 3))
     assert _verdicts(outcome) == [Verdict.WAIT] * 2
@@ -241,6 +241,6 @@ def test_an_admit_whose_chunk_waits_for_transfers_waits_and_changes_nothing() ->
     assert all(refusal.waiting_helps for refusal in outcome.result.refusals)
     assert outcome.segments == ()
     assert picture((engine.chain, engine.requests.rows)) == before
-    engine.chain.block(())
+    block(engine.chain, ())
     played.decide(BatchEnd())
     assert _verdicts(played.decide(_admit(2, 3))) == [Verdict.FITS] * 2

@@ -25,7 +25,7 @@ from kvd_proto.outcomes import (
     WriteSlots,
     Zero,
 )
-from tests.stateful.chains import picture
+from tests.stateful.chains import fix, picture
 from tests.stateful.ranks import CONTEXT_TOKENS, Tables, columns_of, int32s, int64s, stage
 
 STORAGE = stage(rows=5, spare_bytes=1 << 13)
@@ -323,7 +323,7 @@ def test_a_relief_that_transfers_hold_up_is_refused_with_that_reason() -> None:
     played.decide(BatchEnd())
     for band in played.engine.chain.bands:
         if band.live_units:
-            band.fix(hard=None, soft=band.span)
+            fix(band, hard=None, soft=band.span)
     result = played.engine.decide(0, Relief((12, 0, 0, 0))).result
     assert isinstance(result, Refusal)
     assert (result.reason, result.waiting_helps) == (Reason.TRANSFERS, True)
