@@ -4,6 +4,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvd.alloc.byte_fences import FENCES, ByteFences
 from kvd.alloc.checks import CheckLevel, CheckMonitor
@@ -224,3 +226,31 @@ def test_broken_fences_are_found() -> None:
     fences._fences[Hazard.COPY_READ, copy_signal(1)] = (_bytes(0, 5), _bytes(6, 9))
     with pytest.raises(InvariantError, match=r"ledger.records_exact"):
         fences.check()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6), st.integers(1, 2)), max_size=8),
+    st.lists(st.integers(0, 50), max_size=6),
+    st.integers(1, 7),
+)
+def test_fences_are_those_of_sets_of_bytes(
+    added: list[tuple[int, int, int]], starts: list[int], length: int
+) -> None:
+    fences = _fences()
+    fenced: set[tuple[int, int]] = set()
+    for start, count, copy in added:
+        fences.add(start, start + count, Hazard.COPY_READ, copy_signal(copy))
+        fenced |= {(byte, copy) for byte in range(start, start + count)}
+    fences.check()
+    met = [
+        {copy for byte, copy in fenced if byte in range(start, start + length)} for start in starts
+    ]
+    found = fences.openness(_bytes(*starts), length, Consumer.ZEROING)
+    assert found.tolist() == [int(bool(copies)) for copies in met]
+    assert fences.signals(_bytes(*starts), length, Consumer.ZEROING) == tuple(
+        copy_signal(copy) for copy in sorted({copy for copies in met for copy in copies})
+    )
+    assert [(signal.number, count) for _, signal, count in fences.records()] == [
+        (copy, sum(other == copy for _, other in fenced))
+        for copy in sorted({copy for _, copy in fenced})
+    ]
