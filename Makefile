@@ -38,11 +38,13 @@ $(INSTALLED): constraints.txt pyproject.toml
 demo: venv
 	$(BIN)/kvd replay --demo
 
+# Half of the tests' time is waiting for processes, so more of them run at once than there are cores
+# on a small machine. The tests of one file stay together, because they share daemons.
 test: venv
-	$(BIN)/python -m pytest -q -m "not gpu and not sweep"
+	$(BIN)/python -m pytest -q -m "not gpu and not sweep" -n 3 --dist loadfile
 
 test-fast: venv
-	$(BIN)/python -m pytest -q -m "not gpu and not slow and not sweep"
+	$(BIN)/python -m pytest -q -m "not gpu and not slow and not sweep" -n 3 --dist loadfile
 
 sweep-cpu: venv
 	$(BIN)/python -m pytest -q -m sweep --timeout=0 --durations=0

@@ -278,7 +278,8 @@ class ChainAllocator:
                 if wanted > band.hole_units:
                     self.order.wait_step(band.settle_pending(wanted - band.hole_units))
             return moved
-        if self.steps.unretired:
+        if any(band.pending_units for band in self.bands):
+            # Also where every step has retired: what was freed since pends all the same.
             self._recover()
             snapshot = self.snapshot()
             layout = first_plan(snapshot, wanted_units)

@@ -176,3 +176,16 @@ def test_a_write_set_names_requests_that_are_there() -> None:
         engine.decide(0, Launch(1, 0, WriteSet.REQUESTS, int64s([1, 7])))
     assert picture(engine) == before
     engine.decide(0, Launch(1, 0, WriteSet.REQUESTS, int64s([1])))
+
+
+def test_a_layout_that_moves_settles_what_pends_under_a_step_that_was_waited_for() -> None:
+    engine = busy(Launch(1, 0))
+    engine.chain.order.wait_step(1)
+    engine.chain.order.take_waits()
+    engine.decide(0, Free(int64s([1])))
+    assert engine.chain.owner.pending_units
+    outcome = engine.decide(0, Relief(_demand_that_moves(engine)))
+    assert isinstance(outcome.result, Done)
+    assert [band.pending_units for band in engine.chain.bands] == [0] * 4
+    effects = [effect for segment in outcome.segments for effect in segment]
+    assert not any(isinstance(effect, Wait) for effect in effects)
