@@ -7,13 +7,13 @@ from functools import cached_property
 from types import TracebackType
 from typing import Self
 
-from kvd_client.calls import Batch
+from kvd_client.calls import Batch, Ids
 from kvd_client.device.host.device import host_device
 from kvd_client.device.port import Device, Stream
 from kvd_client.errors import KvdClientError, ReplyError
 from kvd_client.flow import Exchange, Flow
 from kvd_client.hello import Config, build_hello, declaration_of, hello_message, read_welcome
-from kvd_client.launch import Step
+from kvd_client.launch import Launching, Step, Table
 from kvd_client.rank import DEADLINE_MS, Rank, connecting, map_memory
 from kvd_client.transport import Transport, exchange_async
 from kvd_proto.control import Mode, Role, WhatIf, WhatIfReply
@@ -41,7 +41,8 @@ async def attach(
     attach_deadline_ms: int | None = None,
     transport: Transport | None = None,
     device: Device | None = None,
-    forward_stream: Stream | None = None,
+    stream: Stream | None = None,
+    overlap: bool = False,
 ) -> "AsyncClient":
     """Attach this process as one rank; see `kvd_client.attach`.
 
@@ -60,6 +61,7 @@ async def attach(
         mode=mode,
         declare=declaration_of(declare, draft, group),
         sizing=sizing,
+        overlap=overlap,
     )
     with connecting(address, transport) as way:
         message = hello_message(hello, way.open(wait_ms))
@@ -69,7 +71,8 @@ async def attach(
             way.fetch(welcome.token, wait_ms),
             plan=welcome.plan,
             device=device or host_device(),
-            forward_stream=forward_stream,
+            forward=stream,
+            overlap=overlap,
         )
         return AsyncClient(
             welcome=welcome,
@@ -94,13 +97,18 @@ class AsyncClient(Rank):
 
     def launch(
         self,
-        forward_stream: Stream | None = None,
+        stream: Stream | None = None,
         *,
         step: int | None = None,
         position: int | None = None,
+        writes: Ids | None = None,
+        tables: Sequence[Table] = (),
     ) -> "AsyncLaunchBlock":
         """Open the block of one forward with ``async with``; see `kvd_client.Client.launch`."""
-        return AsyncLaunchBlock(self, forward_stream, step=step, position=position)
+        launching = self.new_launch(
+            stream, step=step, position=position, writes=writes, tables=tables
+        )
+        return AsyncLaunchBlock(self, launching)
 
     async def follow(
         self, position: int, *, records: Sequence[bytes] = (), deadline_ms: int | None = None
@@ -223,28 +231,14 @@ class AsyncBatchBlock:
 class AsyncLaunchBlock:
     """The block of `AsyncClient.launch`."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        forward_stream: Stream | None,
-        *,
-        step: int | None,
-        position: int | None,
-    ) -> None:
+    def __init__(self, client: AsyncClient, launching: Launching) -> None:
         self._client = client
-        self._forward_stream = forward_stream
-        self._number = step
-        self._position = position
-        self._step: Step | None = None
+        self._launching = launching
 
     async def __aenter__(self) -> Step:
         client = self._client
-        await client.run(
-            client.session.prepare_launch(self._number, self._position, client.deadline_ms)
-        )
-        self._step = client.new_step(self._forward_stream, self._number)
-        self._step.begin()
-        return self._step
+        await client.run(self._launching.opening(client.deadline_ms))
+        return self._launching.step
 
     async def __aexit__(
         self,
@@ -252,9 +246,8 @@ class AsyncLaunchBlock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        step = self._step
-        assert step is not None
-        step.end()
+        step = self._launching.step
+        step.end(aborted=error is not None)
         if error is None:
             return
         try:

@@ -1,20 +1,21 @@
 """The blocking client: runs the session's flows and waits where they say so."""
 
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from kvd_client.calls import Batch
+from kvd_client.calls import Batch, Ids
 from kvd_client.device.host.device import host_device
 from kvd_client.device.port import Device, Stream
-from kvd_client.errors import KvdClientError, ReplyError
+from kvd_client.errors import DeadlineError, KvdClientError, ReplyError
 from kvd_client.flow import Exchange, Flow
 from kvd_client.hello import Config, build_hello, declaration_of, hello_message, read_welcome
-from kvd_client.launch import Step
-from kvd_client.rank import DEADLINE_MS, Rank, connecting, map_memory
+from kvd_client.launch import Launching, Step, Table
+from kvd_client.rank import DEADLINE_MS, Rank, RankMemory, connecting, map_memory
 from kvd_client.transport import Transport, exchange
-from kvd_proto.control import Mode, Role, WhatIf, WhatIfReply
+from kvd_proto.control import Mode, Role, Welcome, WhatIf, WhatIfReply
 from kvd_proto.memory import Declaration, SizingInputs
 from kvd_proto.operations import AnyFact
 
@@ -37,12 +38,15 @@ def attach(
     attach_deadline_ms: int | None = None,
     transport: Transport | None = None,
     device: Device | None = None,
-    forward_stream: Stream | None = None,
+    stream: Stream | None = None,
+    overlap: bool = False,
 ) -> "Client":
     """Attach this process as one rank and return its client; blocks until the group is whole.
 
     ``declare`` is a Hugging Face configuration (mapping, path or text) or parts; ``sizing`` wins
-    over the daemon's settings. Effects go to ``forward_stream``, or to a stream of our own.
+    over the daemon's settings. ``stream`` is where forwards run, a stream of our own if it is not
+    given. Effects go to the same stream; with ``overlap`` they have one beside it, and several
+    steps may be in flight: launched, and not reported as processed.
 
     Raises UnreachableError (no daemon), AttachError (its refusal), DeadlineError, UsageError.
     """
@@ -58,6 +62,7 @@ def attach(
         mode=mode,
         declare=declaration_of(declare, draft, group),
         sizing=sizing,
+        overlap=overlap,
     )
     with connecting(address, transport) as way:
         message = hello_message(hello, way.open(wait_ms))
@@ -67,7 +72,8 @@ def attach(
             way.fetch(welcome.token, wait_ms),
             plan=welcome.plan,
             device=device or host_device(),
-            forward_stream=forward_stream,
+            forward=stream,
+            overlap=overlap,
         )
         return Client(
             welcome=welcome,
@@ -80,7 +86,32 @@ def attach(
 
 
 class Client(Rank):
-    """A rank whose calls block until they are answered."""
+    """A rank whose calls block until they are answered.
+
+    Several threads may call; one at a time is served. What a launch block does in one thread does
+    not wait for a batch that another sends meanwhile; see `kvd_client.launch`.
+    """
+
+    def __init__(
+        self,
+        *,
+        welcome: Welcome,
+        program: int,
+        mode: Mode,
+        transport: Transport,
+        mapped: RankMemory,
+        deadline_ms: int,
+    ) -> None:
+        super().__init__(
+            welcome=welcome,
+            program=program,
+            mode=mode,
+            transport=transport,
+            mapped=mapped,
+            deadline_ms=deadline_ms,
+        )
+        # Reentrant, so that its own thread gets on if an interrupt kept it from being released.
+        self._turn = threading.RLock()
 
     def batch(self) -> "BatchBlock":
         """Open a block of operations: one message and one reply when it ends.
@@ -92,17 +123,26 @@ class Client(Rank):
 
     def launch(
         self,
-        forward_stream: Stream | None = None,
+        stream: Stream | None = None,
         *,
         step: int | None = None,
         position: int | None = None,
+        writes: Ids | None = None,
+        tables: Sequence[Table] = (),
     ) -> "LaunchBlock":
         """Open the block of one forward, ordered behind the effects up to here.
 
-        A follower passes the leader's ``step`` and ``position``, and blocks until they are applied.
+        ``writes`` are the requests whose pages and slots the forward writes; where it is not
+        stated, it may write to everything that is live, and nothing of that moves meanwhile.
+        ``tables`` that were made before are checked: StepOrderError if units moved since. A
+        follower passes the leader's ``step`` and ``position``, and blocks until they are applied.
+
         Leaving the block by an exception reports the step as aborted.
         """
-        return LaunchBlock(self, forward_stream, step=step, position=position)
+        launching = self.new_launch(
+            stream, step=step, position=position, writes=writes, tables=tables
+        )
+        return LaunchBlock(self, launching)
 
     def follow(
         self, position: int, *, records: Sequence[bytes] = (), deadline_ms: int | None = None
@@ -173,7 +213,8 @@ class Client(Rank):
             self._release()
 
     def run(self, flow: Flow) -> None:
-        """Run a flow of the session to its end."""
+        """Run a flow of the session to its end, after those of other threads."""
+        self._take_turn()
         try:
             for command in flow:
                 if isinstance(command, Exchange):
@@ -185,7 +226,20 @@ class Client(Rank):
             self.session.poison(error.message)
             raise
         finally:
-            self._send_report()
+            try:
+                self._send_report()
+            finally:
+                self._turn.release()
+
+    def _take_turn(self) -> None:
+        """Keep other threads out; raises DeadlineError if one of them does not come to an end."""
+        if self._turn.acquire(blocking=False):
+            return
+        self.session.check_process()  # in a fork the other thread does not exist
+        if not self._turn.acquire(timeout=self.deadline_ms / 1000):
+            raise DeadlineError(
+                f"another thread's call of this client did not end within {self.deadline_ms} ms"
+            )
 
     def __enter__(self) -> Self:
         self.session.check_usable()
@@ -232,26 +286,14 @@ class BatchBlock:
 class LaunchBlock:
     """The block of `Client.launch`."""
 
-    def __init__(
-        self,
-        client: Client,
-        forward_stream: Stream | None,
-        *,
-        step: int | None,
-        position: int | None,
-    ) -> None:
+    def __init__(self, client: Client, launching: Launching) -> None:
         self._client = client
-        self._forward_stream = forward_stream
-        self._number = step
-        self._position = position
-        self._step: Step | None = None
+        self._launching = launching
 
     def __enter__(self) -> Step:
         client = self._client
-        client.run(client.session.prepare_launch(self._number, self._position, client.deadline_ms))
-        self._step = client.new_step(self._forward_stream, self._number)
-        self._step.begin()
-        return self._step
+        client.run(self._launching.opening(client.deadline_ms))
+        return self._launching.step
 
     def __exit__(
         self,
@@ -259,9 +301,8 @@ class LaunchBlock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        step = self._step
-        assert step is not None
-        step.end()
+        step = self._launching.step
+        step.end(aborted=error is not None)
         if error is None:
             return
         try:

@@ -81,8 +81,15 @@ def build_hello(
     mode: Mode,
     declare: Declaration,
     sizing: SizingInputs | None,
+    overlap: bool,
 ) -> Hello:
-    """Return what a rank says about itself; the ticket comes with the connection."""
+    """Return what a rank says about itself; the ticket comes with the connection.
+
+    With ``overlap`` the arena is sized for it, unless ``sizing`` says otherwise.
+    """
+    sizing = sizing or SizingInputs()
+    if overlap and sizing.overlap is None:
+        sizing = msgspec.structs.replace(sizing, overlap=True)
     return Hello(
         version_min=PROTOCOL_VERSION_MIN,
         version_max=PROTOCOL_VERSION,
@@ -97,7 +104,7 @@ def build_hello(
         pp=pp,
         program=program,
         declare=declare,
-        sizing=sizing or SizingInputs(),
+        sizing=sizing,
         pid=os.getpid(),
         started_at=_started_at(),
     )

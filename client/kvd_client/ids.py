@@ -53,6 +53,7 @@ class StepCursor:
                 f"{self._what} of step {step.number} are resolved inside its launch; "
                 f"step {steps.launched} is {'open' if steps.open else 'the last one, and over'}"
             )
+        steps.check_readable(self._what)
         if step.number <= self.step:
             raise StepOrderError(
                 f"ids.resolved_once: {self._what} of step {step.number} were resolved already; "

@@ -1,6 +1,6 @@
 """What both clients are: one attached rank with its memory, tables and views. No waiting here."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from kvd_client.calls import Ids
 from kvd_client.device.apply import Applier
 from kvd_client.device.descriptors import close_all
-from kvd_client.device.fences import ALLOCATOR_LANE, FencePage
+from kvd_client.device.fences import ALLOCATOR_LANE, FORWARD_LANE, FencePage
 from kvd_client.device.port import Device, Memory, Stream
 from kvd_client.errors import KvdClientError, ReplyError
-from kvd_client.launch import Step
-from kvd_client.results import Int32s, Int64s, Ragged
+from kvd_client.launch import Launching, Table
+from kvd_client.results import Int32s, Int64s, Ragged, stamped, stamped_lists
 from kvd_client.session import Session
 from kvd_client.transport import MemoryDescriptor, Transport, ZmqTransport
 from kvd_client.views import FP8Kind, LayerViews, Tensor
@@ -36,7 +36,11 @@ class RankMemory:
     memory: Memory
     fences: FencePage
     stream: Stream
-    own_stream: bool
+    """The allocator's."""
+    forward: Stream
+    """The forwards'; the same one without overlap."""
+    own_forward: bool
+    overlaps: bool
 
 
 @contextmanager
@@ -54,11 +58,13 @@ def map_memory(
     *,
     plan: StoragePlan,
     device: Device,
-    forward_stream: Stream | None,
+    forward: Stream | None,
+    overlap: bool,
 ) -> RankMemory:
-    """Map what the daemon handed out and start the stream; closes the descriptors.
+    """Map what the daemon handed out and start the streams; closes the descriptors.
 
-    Raises ReplyError if something is missing or too small.
+    With ``overlap`` effects have a stream of their own, otherwise they share the forwards'. Raises
+    ReplyError if something is missing or too small.
     """
     try:
         missing = [name for name in (ARENA_NAME, FENCE_NAME) if name not in granted]
@@ -74,9 +80,13 @@ def map_memory(
     finally:
         # Mappings outlive their descriptors.
         close_all([one.descriptor for one in granted.values()])
-    own_stream = forward_stream is None
-    stream = forward_stream or device.stream("forward", fences.lane(ALLOCATOR_LANE))
-    return RankMemory(device, memory, fences, stream, own_stream)
+    own_forward = forward is None
+    if overlap:
+        stream = device.stream("allocator", fences.lane(ALLOCATOR_LANE))
+        forward = forward or device.stream("forward", fences.lane(FORWARD_LANE))
+    else:
+        stream = forward = forward or device.stream("forward", fences.lane(ALLOCATOR_LANE))
+    return RankMemory(device, memory, fences, stream, forward, own_forward, overlap)
 
 
 class Rank:
@@ -102,13 +112,20 @@ class Rank:
             plan=welcome.plan,
             stream=mapped.stream,
             applied=welcome.position,
+            overlaps=mapped.overlaps,
+            follows=mode == Mode.FOLLOWER,
         )
         if not welcome.position:
             # An earlier incarnation may have left its tables in this memory.
             applier.clear()
         applier.prewarm()
         self.session = Session(
-            welcome=welcome, program=program, mode=mode, applier=applier, deadline_ms=deadline_ms
+            welcome=welcome,
+            program=program,
+            mode=mode,
+            applier=applier,
+            deadline_ms=deadline_ms,
+            overlaps=mapped.overlaps,
         )
         self._views = LayerViews(welcome.plan, mapped.memory)
 
@@ -168,6 +185,16 @@ class Rank:
         return self._mapped.stream
 
     @property
+    def forward_stream(self) -> Stream:
+        """Return the stream that launches run on unless they name another."""
+        return self._mapped.forward
+
+    @property
+    def overlaps(self) -> bool:
+        """Return whether effects run beside forwards, so that several steps may be in flight."""
+        return self._mapped.overlaps
+
+    @property
     def standing(self) -> Int64s:
         """Return the ids of the standing set in the order in which they joined it."""
         return self.session.book.standing.copy()
@@ -203,22 +230,24 @@ class Rank:
 
         A place is the physical page times the page's tokens plus the offset: an index into
         dimension 0 of the band's views. Raises UnknownRequestError; UsageError for no such
-        band.
+        band; StepOrderError, as all tables do, after `Step.reads_done` of an open step.
         """
-        rows, book = self.rows(ids), self.session.book
+        rows, book = self._table_rows("write_slots", ids), self.session.book
         mirror = self.session.mirror
-        return mirror.write_slots(
+        slots = mirror.write_slots(
             mirror.token_band(band), rows, book.starts(rows), book.lengths(rows)
         )
+        return stamped_lists(slots, self.session.cursor.stamp)
 
     def page_table(self, band: str, ids: Ids) -> Ragged:
         """Return each request's physical pages in a band, end to end with their borders.
 
         Pages that slid out of a window, or are not bound in the band, read 0: the sink.
         """
-        rows, mirror = self.rows(ids), self.session.mirror
+        rows, mirror = self._table_rows("page_table", ids), self.session.mirror
         lengths = self.session.book.lengths(rows)
-        return mirror.page_table(mirror.token_band(band), rows, lengths)
+        table = mirror.page_table(mirror.token_band(band), rows, lengths)
+        return stamped_lists(table, self.session.cursor.stamp)
 
     def block_table(self, band: str, ids: Ids, *, columns: int | None = None) -> Int32s:
         """Return each request's physical pages in a band as a table padded with 0.
@@ -226,33 +255,53 @@ class Rank:
         It is as wide as the longest request, or ``columns`` wide; raises UsageError if that is not
         enough.
         """
-        rows, mirror = self.rows(ids), self.session.mirror
+        rows, mirror = self._table_rows("block_table", ids), self.session.mirror
         lengths = self.session.book.lengths(rows)
-        return mirror.block_table(mirror.token_band(band), rows, lengths, columns_count=columns)
+        table = mirror.block_table(mirror.token_band(band), rows, lengths, columns_count=columns)
+        return stamped(table, self.session.cursor.stamp)
 
     def virtual_pages(self, ids: Ids) -> Ragged:
         """Return each request's virtual pages, the names that survive moves."""
-        rows = self.rows(ids)
+        rows = self._table_rows("virtual_pages", ids)
         pages, indptr = self.session.mirror.pages(rows, self.session.book.lengths(rows))
-        return Ragged(pages.astype(np.int64), indptr.astype(np.int32))
+        table = Ragged(pages.astype(np.int64), indptr.astype(np.int32))
+        return stamped_lists(table, self.session.cursor.stamp)
 
     def state_slots(self, ids: Ids) -> Int64s:
         """Return the physical state slot of each request; raises UsageError without states."""
-        return self.session.mirror.state_slots(self.rows(ids))
+        slots = self.session.mirror.state_slots(self._table_rows("state_slots", ids))
+        return stamped(slots, self.session.cursor.stamp)
 
     def check(self) -> None:
         """Raise KvdClientError naming the first invariant of this client that does not hold."""
         self.session.book.check()
         self.session.steps.check()
+        self.session.cursor.check()
 
-    def new_step(self, forward_stream: Stream | None, step: int | None) -> Step:
-        """Return the next step, not begun; for the launch blocks of the clients."""
-        return Step(
+    def new_launch(
+        self,
+        stream: Stream | None,
+        *,
+        step: int | None,
+        position: int | None,
+        writes: Ids | None,
+        tables: Sequence[Table],
+    ) -> Launching:
+        """Return a launch that was asked for; for the launch blocks of the clients."""
+        return Launching(
             self.session,
-            number=self.session.steps.check_launch(step),
             allocator=self.stream,
-            forward=forward_stream or self.stream,
+            forward=stream or self.forward_stream,
+            number=step,
+            position=position,
+            writes=writes,
+            tables=tables,
         )
+
+    def _table_rows(self, what: str, ids: Ids) -> Int64s:
+        """Return the rows to make a table of; raises StepOrderError if it comes too late."""
+        self.session.steps.check_readable(what)
+        return self.rows(ids)
 
     def _send_report(self) -> None:
         """Tell the daemon that this rank failed, if it just did; the answer is of no use."""
@@ -267,16 +316,19 @@ class Rank:
         with ExitStack() as stack:
             stack.callback(self._transport.close)
             stack.callback(self._mapped.memory.close)
-            stack.callback(self._end_stream)
+            stack.callback(self._end_streams)
 
-    def _end_stream(self) -> None:
-        """Let the stream run dry, so that nothing touches the memory behind the connection's end.
+    def _end_streams(self) -> None:
+        """Let the streams run dry, so that nothing touches the memory when the connection ends.
 
-        The fence page goes last, and only then: whatever still plays the stream writes to it.
+        The fence page goes last, and only then: whatever still plays a stream writes to it.
         """
         mapped = self._mapped
-        if mapped.own_stream:
-            mapped.stream.close(self.deadline_ms)
+        # Each may wait for events of the other, and those were recorded: the order does not matter.
+        if mapped.own_forward:
+            mapped.forward.close(self.deadline_ms)
         else:
-            mapped.stream.synchronize(self.deadline_ms)
+            mapped.forward.synchronize(self.deadline_ms)
+        if mapped.overlaps:
+            mapped.stream.close(self.deadline_ms)
         mapped.fences.close()

@@ -6,7 +6,7 @@ cut from them on demand.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,21 @@ from kvd_proto.outcomes import (
     TakeResult,
 )
 
-__all__ = ["NO_COLUMNS", "Admitted", "Columns", "Handle", "Int32s", "Int64s", "Ragged", "Taken"]
+__all__ = [
+    "NO_COLUMNS",
+    "Admitted",
+    "Columns",
+    "Handle",
+    "Int32s",
+    "Int64s",
+    "Ragged",
+    "StampedArray",
+    "TableStamp",
+    "Taken",
+]
 
 T = TypeVar("T")
+Places = TypeVar("Places", bound=NDArray[np.signedinteger])
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
@@ -35,11 +47,46 @@ NONE: Int64s = np.zeros(0, dtype=np.int64)
 NONE.flags.writeable = False
 
 
-class Ragged(NamedTuple):
-    """Lists of different lengths end to end: list i is ``values[indptr[i]:indptr[i + 1]]``."""
+class TableStamp(NamedTuple):
+    """When a table was made: it is true until an entry behind the position moves units."""
 
+    position: int
+    move_epoch: int
+
+
+class StampedArray(np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]):
+    """An array of places that knows when it was made, and so do the arrays cut from it."""
+
+    made_at: TableStamp | None = None
+
+    def __array_finalize__(self, source: object) -> None:
+        if isinstance(source, StampedArray):
+            self.made_at = source.made_at
+
+
+class _Lists(NamedTuple):
     values: NDArray[np.signedinteger]
     indptr: Int32s
+
+
+class Ragged(_Lists):
+    """Lists of different lengths end to end: list i is ``values[indptr[i]:indptr[i + 1]]``."""
+
+    made_at: TableStamp | None = None
+    """When it was made from the tables."""
+
+
+def stamped_lists(lists: Ragged, stamp: TableStamp) -> Ragged:
+    """Return lists with the stamp on them; the same object."""
+    lists.made_at = stamp
+    return lists
+
+
+def stamped(array: Places, stamp: TableStamp) -> Places:
+    """Return an array with the stamp on it, over the same numbers."""
+    marked = array.view(StampedArray)
+    marked.made_at = stamp
+    return cast("Places", marked)
 
 
 def column(columns: Columns, index: int) -> Int64s:

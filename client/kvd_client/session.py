@@ -8,6 +8,10 @@ the request in `_outstanding`, and whatever is called next receives and applies 
 What cannot be abandoned half way, applying an answer, does not yield; left by an exception it
 poisons the session, because memory, tables and log may then disagree.
 
+Threads: flows are run by one thread at a time, which the clients see to. The block of a launch may
+be left in another thread than the one that runs a flow meanwhile. `order` keeps the two apart for
+as long as either changes what stands here; nobody waits for anything while holding it.
+
 Invariants:
     session.cursor: the next entry to apply stands at `applied + 1`
     session.one_outstanding: a message is sent only when no earlier one waits for its answer
@@ -15,16 +19,18 @@ Invariants:
 
 import copy
 import os
+import threading
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
+from functools import partial
 from typing import Final
 
-from kvd_client.backlog import Backlog
+from kvd_client.answers import compare, fresh_entries, match_calls
 from kvd_client.book import RequestBook
-from kvd_client.calls import Batch, Call
+from kvd_client.calls import Batch
+from kvd_client.cursor import Cursor
 from kvd_client.device.apply import Applier
-from kvd_client.device.assembly import decode_columns
+from kvd_client.device.port import Event, Stream
 from kvd_client.errors import (
     ClosedError,
     DeadlineError,
@@ -41,17 +47,12 @@ from kvd_client.errors import (
     error_of,
 )
 from kvd_client.flow import Exchange, Flow, HostWait, Outstanding
+from kvd_client.guards import Applying, Reading
 from kvd_client.results import failure_of
-from kvd_client.steps import StepBook
+from kvd_client.steps import STEPS_IN_FLIGHT_MAX, StepBook
 from kvd_client.tables import TableMirror
 from kvd_client.transport import Frames, Message
-from kvd_proto.codec import (
-    decode_control,
-    decode_header,
-    decode_reply,
-    digest_of,
-    encode,
-)
+from kvd_proto.codec import decode_control, decode_header, encode
 from kvd_proto.control import (
     Bye,
     ErrorReply,
@@ -65,7 +66,6 @@ from kvd_proto.control import (
 )
 from kvd_proto.errors import ErrorCode, FrameError
 from kvd_proto.operations import AnyFact, RankFailed
-from kvd_proto.outcomes import Entry, Failed
 from kvd_proto.scalars import ProgramIndex
 
 SERIAL_START: Final = 1 << 48
@@ -85,6 +85,7 @@ class Session:
         mode: Mode,
         applier: Applier,
         deadline_ms: int,
+        overlaps: bool = False,
     ) -> None:
         self.welcome = welcome
         self.program = program
@@ -93,7 +94,21 @@ class Session:
         self.applier = applier
         self.mirror = TableMirror(welcome.plan)
         self.book = RequestBook(welcome.plan.row_count)
-        self.steps = StepBook(follows=mode == Mode.FOLLOWER)
+        self.overlaps = overlaps
+        follows = mode == Mode.FOLLOWER
+        self.steps = StepBook(follows=follows, in_flight_max=STEPS_IN_FLIGHT_MAX if overlaps else 1)
+        self.cursor = Cursor(
+            applier=applier,
+            mirror=self.mirror,
+            book=self.book,
+            steps=self.steps,
+            overlaps=overlaps,
+            follows=follows,
+        )
+        # Reentrant, and so harmless to its own thread if an interrupt keeps it from being released.
+        self.order = threading.RLock()
+        self.last_forward: tuple[Stream, Event] | None = None
+        """The stream of the step launched last, and the event at that step's end."""
         self.closed = False
         self._bands = tuple(band.name for band in welcome.plan.bands)
         self._pid = os.getpid()
@@ -105,7 +120,6 @@ class Session:
         self.applying = False
         self._serial = 0
         self._facts: deque[AnyFact] = deque()
-        self._backlog = Backlog()
 
     @property
     def applied(self) -> int:
@@ -126,7 +140,11 @@ class Session:
         if self.closed:
             raise ClosedError("this client was closed")
         if self.applying and self._failure is None:
-            self.poison("an answer was being applied when something interrupted it")
+            with self.order:
+                # Not another thread that is at it right now: that one held the lock until here.
+                interrupted = self.applying
+            if interrupted:
+                self.poison("an answer was being applied when something interrupted it")
         if self._failure is not None:
             # A copy each time: one object raised again and again would pile up tracebacks.
             raise copy.copy(self._failure) from self._failure
@@ -137,6 +155,11 @@ class Session:
         if self._failure is None:
             self._failure = PoisonedError(f"this rank is poisoned: {cause}")
             self._report = cause
+
+    def diverge(self, error: DivergedError) -> None:
+        """Refuse everything from now on, because another operation was decided than ours."""
+        self.poison(f"diverged: {error.message}")
+        self._failure = error
 
     def take_report(self) -> Frames | None:
         """Return the message that tells the daemon of a failed rank, once."""
@@ -150,7 +173,8 @@ class Session:
         self.check_usable()
         if self.mode == Mode.FOLLOWER:
             raise UsageError("a follower sends no operations; its leader does")
-        self.steps.check_closed("batch")
+        if not self.overlaps:
+            self.steps.check_closed("batch")
         return Batch(self._bands, self.steps.check_processed)
 
     # ---- flows ----------------------------------------------------------------------------
@@ -172,8 +196,12 @@ class Session:
     def send_batch(self, batch: Batch) -> Flow:
         """Send a batch and apply its reply; raises OperationError for wrong use in it."""
         yield from self.settle()
-        if batch.processed_steps and self.steps.unfinished is not None:
-            yield HostWait(self._wait_step)
+        if batch.processed_steps:
+            # The last covers the others: steps end in order.
+            step = batch.processed_steps[-1]
+            end = self.steps.end_of(step)
+            if end is not None:
+                yield HostWait(partial(self._wait_step, step, end))
         index = self._next_index
         calls, body = batch.seal(self.program, index, self.steps.notices)
         bytes_max = self.welcome.frame_bytes_max
@@ -190,16 +218,30 @@ class Session:
             raise failure_of(outstanding.failed)
 
     def follow(self, position: int, records: Sequence[bytes], deadline_ms: int) -> Flow:
-        """Apply entries up to a position, no further; pull those that are missing."""
+        """Apply entries up to a position, no further; pull those that are missing.
+
+        Inside an open launch they are pulled, and applied when it ends.
+        """
         if self.mode != Mode.FOLLOWER:
             raise UsageError(f"follow is for followers; this rank is attached as {self.mode.value}")
-        self.steps.check_closed("follow")
-        self._backlog.keep_records(records)
+        if not self.overlaps:
+            self.steps.check_closed("follow")
+        cursor = self.cursor
+        cursor.keep_records(records)
         yield from self.settle()
-        while self.applied < position:
-            if len(self._backlog):
-                self._apply_backlog(position)
-                continue
+        known = -1
+        while True:
+            self._advance(position)
+            if cursor.known >= position:
+                return
+            if cursor.known == known:
+                # Asked once more, the daemon would repeat what waits here instead of waiting.
+                raise StepOrderError(
+                    f"follow({position}) inside the launch of step {self.steps.launched}: the log "
+                    f"ends at {known} so far; leave the block, then it can be waited for",
+                    code=ErrorCode.STEP_IN_FLIGHT,
+                )
+            known = cursor.known if self.steps.open else -1
             outstanding = self._outstanding_of(MessageKind.FOLLOW, encode(Ping()))
             self._put_out(outstanding)
             yield from self._complete(outstanding, deadline_ms)
@@ -333,119 +375,58 @@ class Session:
         return error
 
     def _accept_batch(self, outstanding: Outstanding, header: Header, body: bytes) -> bool:
-        if header.index < outstanding.index_start + len(outstanding.calls):
+        calls = outstanding.calls
+        if header.index < outstanding.index_start + len(calls):
             return False
-        entries = self._fresh_entries(body)
-        calls = self._match(entries, outstanding)
-        self._apply(entries, calls, outstanding)
-        return True
-
-    def _accept_follow(self, body: bytes) -> bool:
-        entries = self._fresh_entries(body)
-        if not entries:
-            return False
-        self._backlog.keep(entries)
-        self._outstanding = None
-        return True
-
-    def _fresh_entries(self, body: bytes) -> Sequence[Entry]:
-        """Return the entries behind the cursor; a gap before them poisons."""
-        try:
-            reply = decode_reply(body)
-        except FrameError as error:
-            raise self._unreadable(error.message) from error
-        known = self.applied + len(self._backlog) + 1 - reply.position
-        if known < 0:
-            raise self._unreadable(
-                f"session.cursor: position {self.applied + 1} is next, entries from "
-                f"{reply.position} came"
-            )
-        return reply.entries[known:] if known else reply.entries
-
-    def _match(self, entries: Sequence[Entry], outstanding: Outstanding) -> list[Call | None]:
-        """Return the own operation of each entry, compared with what was decided."""
-        matched: list[Call | None] = []
-        calls, start = outstanding.calls, outstanding.index_start
-        count = 0
-        for entry in entries:
-            if entry.program != self.program:
-                matched.append(None)
-                continue
-            offset = entry.index - start
-            if offset != count or offset >= len(calls):
-                raise self._unreadable(
-                    f"operation {entry.index} of program {self.program} came, this rank has "
-                    f"{len(calls)} operations from {start} in flight and met {count} of them"
+        cursor = self.cursor
+        with self.order:
+            with Reading(self):
+                entries = fresh_entries(body, cursor.known)
+                matched = match_calls(
+                    entries, self.program, calls, outstanding.index_start, cursor.applied
                 )
-            self._compare(entry, calls[offset])
-            matched.append(calls[offset])
-            count += 1
-        if count != len(calls):
-            raise self._unreadable(f"a reply to {len(calls)} operations answers {count} of them")
-        return matched
-
-    def _compare(self, entry: Entry, call: Call) -> None:
-        """Raise DivergedError if another operation was decided than the one known here."""
-        digest = digest_of(call.encoded)
-        if digest == entry.digest:
-            return
-        cause = (
-            f"operation {entry.index} of program {entry.program} is {call.operation!r:.200} here "
-            f"(digest {digest:016x}), another one was decided (digest {entry.digest:016x}); "
-            f"nothing behind position {self.applied} was applied"
-        )
-        self.poison(f"diverged: {cause}")
-        self._failure = DivergedError(cause, code=ErrorCode.DIVERGED)
-        raise self._failure
-
-    def _apply_backlog(self, position: int) -> None:
-        pairs = self._backlog.oldest(position - self.applied)
-        for entry, call in pairs:
-            if call is not None:
-                self._compare(entry, call)
-        self._apply([entry for entry, _ in pairs], [call for _, call in pairs], None)
-
-    def _apply(
-        self,
-        entries: Sequence[Entry],
-        calls: Sequence[Call | None],
-        outstanding: Outstanding | None,
-    ) -> None:
-        """Bring mirror, books, handles and, last, the stream to the position of these entries."""
-        with _Applying(self):
-            outcomes = [entry.outcome for entry in entries]
-            columns = decode_columns(outcomes)
-            reply = self.applier.assemble_reply(self.applied + 1, outcomes, columns)
-            for outcome, call, own_columns in zip(outcomes, calls, columns, strict=True):
-                if outcome.segments:
-                    self.mirror.apply(outcome, own_columns)
-                if call is not None:
-                    result = outcome.result
-                    self.book.note(call, result, own_columns)
-                    if call.handle is not None:
-                        call.handle.settle(result, own_columns)
-                    self.steps.note(call, result)
-                    if outstanding is not None and isinstance(result, Failed):
-                        outstanding.failed = outstanding.failed or result
-            self.applier.enqueue_reply(reply)
-            if outstanding is None:
-                self._backlog.drop(len(entries))
-            else:
-                self._next_index = ProgramIndex(outstanding.index_start + len(outstanding.calls))
+            if self.steps.open:
+                cursor.check_room(len(entries))
+            with Applying(self):
+                outstanding.failed = cursor.take_in(entries, matched)
+                self._next_index = ProgramIndex(outstanding.index_start + len(calls))
                 self.steps.note_batch(
                     idles=outstanding.batch is not None and outstanding.batch.idles
                 )
                 self._outstanding = None
+        return True
 
-    def _wait_step(self) -> None:
-        """Block until the last step's work is over; raises DeadlineError, or DeviceError."""
-        end = self.steps.unfinished
-        if end is None:
-            return
+    def _accept_follow(self, body: bytes) -> bool:
+        with self.order:
+            with Reading(self):
+                entries = fresh_entries(body, self.cursor.known)
+            if not entries and not self.steps.open:
+                return False
+            self.cursor.keep(entries)
+            self._outstanding = None
+        return True
+
+    def _advance(self, position: int) -> None:
+        """Apply what waits up to a position, or have it applied when the open launch ends."""
+        with self.order:
+            with Reading(self):
+                for entry, call in self.cursor.held(position):
+                    if call is not None:
+                        compare(entry, call, self.applied)
+            with Applying(self):
+                self.cursor.advance(position)
+
+    def drain(self) -> None:
+        """Apply what waited for the end of a launch; the caller holds `order`."""
+        if self.cursor.holds_entries:
+            with Applying(self):
+                self.cursor.drain()
+
+    def _wait_step(self, step: int, end: Event) -> None:
+        """Block until a step's work is over; raises DeadlineError, or DeviceError."""
         try:
             end.synchronize(self.deadline_ms)
         except DeviceError as error:
-            step = self.steps.launched
             if error.code == ErrorCode.TIMED_OUT:
                 raise DeadlineError(
                     f"step {step} is not over within {self.deadline_ms} ms, so processed({step}) "
@@ -474,24 +455,3 @@ class Session:
             position=self.applied,
         )
         return Frames(encode(header), body)
-
-
-class _Applying:
-    """Guards applying: leaving it by any exception, an interrupt included, poisons the session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __enter__(self) -> None:
-        self._session.applying = True
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self._session.applying = False
-        else:
-            self._session.poison(f"an answer cannot be applied: {kind.__name__}: {error}")

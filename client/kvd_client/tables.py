@@ -13,7 +13,7 @@ from kvd_client.errors import KvdClientError, UsageError
 from kvd_client.results import Columns, Int32s, Int64s, Ragged
 from kvd_proto.errors import ErrorCode
 from kvd_proto.memory import Lifetime, StoragePlan
-from kvd_proto.outcomes import NO_COLUMN, Outcome, WriteMap, WriteRows, WriteSlots
+from kvd_proto.outcomes import NO_COLUMN, Move, Outcome, WriteMap, WriteRows, WriteSlots
 
 SINK: Final = 0
 
@@ -48,6 +48,8 @@ class TableMirror:
         states = [i for i, band in enumerate(plan.bands) if band.lifetime == Lifetime.STATE]
         self._state_index = states[0] if states else None
         self._iota: Int64s = np.arange(1024, dtype=np.int64)
+        self.move_epoch = 0
+        """Counts the applied entries that moved units: each may make earlier tables wrong."""
 
     def apply(self, outcome: Outcome, columns: Columns) -> None:
         """Carry out the table writes of one entry.
@@ -55,6 +57,7 @@ class TableMirror:
         The applier comes first and refuses a reply with a column or a number out of range, so
         nothing is checked again here.
         """
+        moved = False
         for segment in outcome.segments:
             for effect in segment:
                 if isinstance(effect, WriteMap):
@@ -63,6 +66,9 @@ class TableMirror:
                     self._write_rows(effect, columns)
                 elif isinstance(effect, WriteSlots):
                     self._slots[columns[effect.rows]] = columns[effect.virtual]
+                elif isinstance(effect, Move):
+                    moved = True
+        self.move_epoch += moved
 
     def token_band(self, name: str) -> int:
         """Return the index of a token band; raises UsageError naming the bands there are."""
@@ -183,9 +189,11 @@ class TableMirror:
 
     def _count_up(self, count: int) -> Int64s:
         """Return 0, 1, 2, ... from the shared array, which grows to the longest ever asked for."""
-        if count > len(self._iota):
-            self._iota = np.arange(2 * count, dtype=np.int64)
-        return self._iota[:count]
+        iota = self._iota
+        if count > len(iota):
+            # Another thread may grow it too; each goes on with an array that is long enough for it.
+            iota = self._iota = np.arange(2 * count, dtype=np.int64)
+        return iota[:count]
 
 
 def _edges(counts: Int64s) -> Int64s:

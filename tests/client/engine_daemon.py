@@ -101,7 +101,7 @@ class EngineDaemon:
         sent = self.transports[rank].sent
         return sum(header.kind is MessageKind.BATCH for header, _ in sent)
 
-    def attach(self, rank: int = 0, mode: Mode = Mode.MIRRORED) -> Client:
+    def attach(self, rank: int = 0, mode: Mode = Mode.MIRRORED, *, overlap: bool = False) -> Client:
         return attach(
             "ipc:///nowhere",
             group="g",
@@ -111,6 +111,7 @@ class EngineDaemon:
             sizing=SIZING,
             deadline_ms=5_000,
             transport=self.transport(rank),
+            overlap=overlap,
         )
 
     def answer(self, rank: int, header: Header, body: bytes) -> list[Answer]:

@@ -13,7 +13,7 @@ from kvd.testing.small_rank import (
 )
 from kvd_client.device.apply import Applier
 from kvd_client.device.host.device import HostDevice
-from kvd_client.device.host.stream import HostStream
+from kvd_client.device.host.stream import HostEvent, HostStream
 from kvd_client.device.port import Commands, Event, IntArray, Memory, RowTable
 from kvd_client.errors import DeviceError, PoisonedError
 from kvd_proto.outcomes import (
@@ -34,6 +34,14 @@ def rank() -> Iterator[SmallRank]:
     rank = SmallRank()
     yield rank
     rank.close()
+
+
+@pytest.fixture
+def running(rank: SmallRank) -> Iterator[HostEvent]:
+    """Stand for the end of a step that runs until the test is over, so that it is waited for."""
+    end = HostEvent()
+    yield end
+    end.fire(None)
 
 
 class PlantedError(Exception):
@@ -152,22 +160,24 @@ DEVICE_CALLS = 14
 """Two lists of commands, nine commands, two submissions and a wait for EVERYTHING."""
 
 
-def apply_everything(rank: SmallRank, fault: Fault) -> Applier:
+def apply_everything(rank: SmallRank, fault: Fault, running: HostEvent) -> Applier:
     applier = Applier(
         device=FaultyDevice(fault),
         memory=rank.memory,
         plan=PLAN,
         stream=FaultyStream(rank.stream, fault),
     )
-    applier.note_step(1, rank.stream.record())
+    applier.note_step(1, running)
     applier.apply(1, EVERYTHING)
     return applier
 
 
-def test_the_number_of_device_calls_is_the_one_that_faults_are_planted_at(rank: SmallRank) -> None:
+def test_the_number_of_device_calls_is_the_one_that_faults_are_planted_at(
+    rank: SmallRank, running: HostEvent
+) -> None:
     fault = Fault(at_call=None)
 
-    applier = apply_everything(rank, fault)
+    applier = apply_everything(rank, fault, running)
 
     assert fault.calls == DEVICE_CALLS
     assert applier.applied == 1
@@ -175,7 +185,9 @@ def test_the_number_of_device_calls_is_the_one_that_faults_are_planted_at(rank: 
 
 
 @pytest.mark.parametrize("at_call", range(DEVICE_CALLS))
-def test_an_exception_at_any_device_call_poisons_for_good(rank: SmallRank, at_call: int) -> None:
+def test_an_exception_at_any_device_call_poisons_for_good(
+    rank: SmallRank, running: HostEvent, at_call: int
+) -> None:
     fault = Fault(at_call)
     applier = Applier(
         device=FaultyDevice(fault),
@@ -183,7 +195,7 @@ def test_an_exception_at_any_device_call_poisons_for_good(rank: SmallRank, at_ca
         plan=PLAN,
         stream=FaultyStream(rank.stream, fault),
     )
-    applier.note_step(1, rank.stream.record())
+    applier.note_step(1, running)
 
     with pytest.raises(PlantedError):
         applier.apply(1, EVERYTHING)

@@ -6,12 +6,24 @@ comes after a crash knows what to redo. All entries of a reply become one submis
 
 A reply is checked whole before any of it is enqueued. If it cannot be carried out, the applier is
 poisoned: the memory is then behind the log for good, and every later call says so.
+
+Where forwards run on another stream, four waits order the two. F stands for the forwards' stream
+and A for the allocator's:
+
+    F waits A       at a launch, up to the position that the step was launched at and no further
+    A waits F       before the first effects behind a launch: until the step reads tables and rows
+                    no more, or until its whole end where it did not say so
+    A waits a step  before the effects of entries that were decided without knowledge of it
+    A waits a step  where an effect says so
+
+F runs steps in the order of their numbers, so a wait for one step covers all before it. A wait may
+be left out when its event is reached already; whether it is decides nothing else.
 """
 
 import struct
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, NewType
+from typing import NamedTuple, NewType
 
 import numpy as np
 
@@ -31,13 +43,10 @@ from kvd_proto.memory import StoragePlan
 from kvd_proto.outcomes import Outcome, Wait
 from kvd_proto.scalars import Position
 
-STEPS_KEPT_COUNT: Final = 256
-"""Ends of so many newest steps are kept for effects that wait for them."""
-
 SegmentIndex = NewType("SegmentIndex", int)
 """Place of a segment among those of its entry."""
 
-_PROGRESS: Final = struct.Struct("=QQ")
+_PROGRESS = struct.Struct("=QQ")
 
 
 class Progress(NamedTuple):
@@ -54,6 +63,13 @@ def read_progress(memory: Memory, plan: StoragePlan) -> Progress:
     return Progress(Position(position), SegmentIndex(segment_index))
 
 
+class StepGuard(NamedTuple):
+    """From this entry of a reply on, effects run behind the whole end of a step."""
+
+    entry_index: int
+    step: int
+
+
 class AssembledReply(NamedTuple):
     """Entries that were checked: what to enqueue for them."""
 
@@ -67,6 +83,9 @@ class Applier:
 
     Invariants:
     stub.cursor_gapless: the next entry applied stands at ``applied + 1``
+
+    ``_ends`` holds the ends of launched steps that the stream does not wait for yet and that were
+    not seen as reached, oldest first.
     """
 
     def __init__(
@@ -78,8 +97,13 @@ class Applier:
         stream: Stream,
         applied: int = 0,
         segment_start_index: int = 0,
+        overlaps: bool = False,
+        follows: bool = False,
     ) -> None:
         """Start behind ``applied``.
+
+        With ``overlaps`` forwards run beside the stream and wait for `position_event`. With
+        ``follows`` the leader may have launched steps that this rank never did.
 
         After a crash, ``applied`` is one less than the position in the progress word, and
         ``segment_start_index`` one more than its segment: earlier segments of the first entry are
@@ -96,8 +120,12 @@ class Applier:
         self._stream = stream
         self._applied = Position(applied)
         self._segment_start_index = segment_start_index
+        self._overlaps = overlaps
+        self._follows = follows
         self._poisoned: str | None = None
-        self._step_ends: dict[int, Event] = {}
+        self._position_event: Event | None = None
+        self._barrier: Event | None = None
+        self._ends: dict[int, Event] = {}
         self._newest_step = 0
         self._launch_work = LaunchWork(NOTHING, NOTHING)
 
@@ -123,6 +151,7 @@ class Applier:
             for start_bytes, table_bytes in _table_extents(self._plan):
                 commands.zero_bytes(start_bytes=start_bytes, end_bytes=start_bytes + table_bytes)
             self._stream.enqueue(commands)
+            self._mark_position()
 
     def prewarm(self) -> None:
         """Enqueue a copy, a zeroing and a table write for every band, all of them on the sink.
@@ -175,10 +204,12 @@ class Applier:
         first_position: int,
         outcomes: Sequence[Outcome],
         columns: Sequence[Columns] | None = None,
+        guard: StepGuard | None = None,
     ) -> AssembledReply:
         """Check consecutive entries and return what `enqueue_reply` takes; nothing is enqueued yet.
 
-        Takes and raises what `apply_reply` does.
+        Takes and raises what `apply_reply` does; ``guard`` names a step whose whole end the effects
+        from one of the entries on have to wait for.
         """
         with _PoisonOnFailure(self, _entries_cannot(first_position)):
             if first_position != self._applied + 1:
@@ -186,7 +217,7 @@ class Applier:
                     f"stub.cursor_gapless: position {self._applied + 1} is next, "
                     f"and an entry at {first_position} came"
                 )
-            assembly = self._assemble(first_position, outcomes, columns)
+            assembly = self._assemble(first_position, outcomes, columns, guard)
             return AssembledReply(first_position, len(outcomes), assembly)
 
     def enqueue_reply(self, reply: AssembledReply) -> None:
@@ -207,12 +238,37 @@ class Applier:
             self._launch_work = reply.assembly.launch_work()
             self._segment_start_index = 0
             self._applied = Position(self._applied + reply.entry_count)
+            self._mark_position()
 
-    def note_step(self, step: int, end: Event) -> None:
-        """Take note of a launched step and the event at its end, for effects that wait for it."""
+    @property
+    def position_event(self) -> Event | None:
+        """Return the event behind the effects up to ``applied``.
+
+        None without overlap, and as long as nothing was applied or cleared.
+
+        It was recorded when they were enqueued, so whatever the stream was given since is not
+        waited for.
+        """
+        return self._position_event
+
+    def note_step(self, step: int, end: Event, *, barrier: Event | None = None) -> None:
+        """Take note of a launched step and the event at its end, for effects that wait for it.
+
+        ``barrier`` is what the next effects wait for in any case: the end of the step's reads, or
+        the end itself. A later step's barrier takes its place, because it lies behind it.
+        """
         self._newest_step = step
-        self._step_ends[step] = end
-        self._step_ends.pop(step - STEPS_KEPT_COUNT, None)
+        self._ends[step] = end
+        if barrier is not None:
+            self._barrier = barrier
+        for earlier in list(self._ends):
+            if not self._ends[earlier].reached:
+                break
+            del self._ends[earlier]
+
+    def note_ordered_step(self, step: int) -> None:
+        """Take note of a launched step that everything enqueued from now on runs behind."""
+        self._newest_step = step
 
     def take_launch_work(self) -> LaunchWork:
         """Return what effects asked of the next launch, and forget it."""
@@ -256,6 +312,7 @@ class Applier:
         first_position: int,
         outcomes: Sequence[Outcome],
         columns: Sequence[Columns] | None,
+        guard: StepGuard | None,
     ) -> Assembly:
         """Return everything to enqueue, checked; nothing is enqueued yet."""
         assembly = Assembly(
@@ -271,10 +328,15 @@ class Applier:
         for place, outcome in enumerate(outcomes):
             if outcome.segments:
                 assembly.use_columns(columns[place])
+                if self._barrier is not None:
+                    self._add_barrier(assembly, self._barrier)
+                if guard is not None and place >= guard.entry_index:
+                    self._add_step_wait(assembly, guard.step)
+                    guard = None
             for index in range(start_index, len(outcome.segments)):
                 for effect in outcome.segments[index]:
                     if isinstance(effect, Wait):
-                        assembly.add_wait(self._end_of_step(effect.step))
+                        self._add_step_wait(assembly, effect.step)
                     else:
                         assembly.add(effect)
                 assembly.add_progress(first_position + place, index)
@@ -283,14 +345,37 @@ class Applier:
             assembly.add_progress(first_position + len(outcomes) - 1, 0)
         return assembly
 
-    def _end_of_step(self, step: int) -> Event:
-        end = self._step_ends.get(step)
-        if end is None:
+    def _add_barrier(self, assembly: Assembly, barrier: Event) -> None:
+        """Have what is added next run behind the reads of the steps launched before it."""
+        self._barrier = None
+        if not barrier.reached:
+            assembly.add_wait(barrier)
+        if barrier is self._ends.get(self._newest_step):
+            self._note_waited(self._newest_step)
+
+    def _add_step_wait(self, assembly: Assembly, step: int) -> None:
+        """Have what is added next run behind the whole end of this rank's own step.
+
+        Raises ReplyError for a step that was never launched here. A follower may have been led past
+        a step: it cannot launch it any more, so there is nothing of it to wait for.
+        """
+        if step > self._newest_step and not self._follows:
             raise ReplyError(
-                f"an effect waits for step {step}; this rank keeps the ends of "
-                f"{len(self._step_ends)} steps up to step {self._newest_step}"
+                f"an effect waits for step {step}; the newest that this rank launched is "
+                f"{self._newest_step}"
             )
-        return end
+        earlier = [one for one in self._ends if one <= step]
+        if earlier and not self._ends[earlier[-1]].reached:
+            assembly.add_wait(self._ends[earlier[-1]])
+        self._note_waited(step)
+
+    def _note_waited(self, step: int) -> None:
+        for one in [one for one in self._ends if one <= step]:
+            del self._ends[one]
+
+    def _mark_position(self) -> None:
+        if self._overlaps:
+            self._position_event = self._stream.record()
 
 
 class _PoisonOnFailure:

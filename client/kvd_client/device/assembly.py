@@ -174,6 +174,7 @@ class Assembly:
         self._commands = device.commands(memory)
         self._clear_slots = [launch_work.clear_slots]
         self._reset_rows = [launch_work.reset_rows]
+        self._piece_empty = True
         self.pieces: list[Commands | WaitFor] = [self._commands]
 
     def use_columns(self, columns: Columns) -> None:
@@ -188,18 +189,24 @@ class Assembly:
 
     def add_progress(self, position: int, segment_index: int) -> None:
         """Add the write that says that everything up to here is done."""
+        self._piece_empty = False
         self._commands.write_words(
             offset_bytes=self._plan.region.progress.offset_bytes, values=(position, segment_index)
         )
 
     def add_wait(self, event: Event) -> None:
         """Add a wait for an event: what is added later runs behind it."""
+        if self._piece_empty:
+            self.pieces.insert(-1, WaitFor(event))
+            return
+        self._piece_empty = True
         self.pieces.append(WaitFor(event))
         self._commands = self._device.commands(self._memory)
         self.pieces.append(self._commands)
 
     def add(self, effect: AnyEffect) -> None:
         """Add one effect; raises ReplyError if it does not fit the plan."""
+        self._piece_empty = False
         match effect:
             case Zero():
                 self._zero(effect)
