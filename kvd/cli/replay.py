@@ -88,6 +88,7 @@ class Options:
     idle_step_count: int
     seed_index: int
     socket_path: Path | None
+    overlap: bool
     corrupt: str | None
     as_json: bool
 
@@ -172,6 +173,11 @@ class Options:
 )
 @click.option(
     "--seed", "seed_index", type=click.IntRange(0), default=1, help="Chooses the samples (1)."
+)
+@click.option(
+    "--overlap/--no-overlap",
+    default=True,
+    help="Launch a step while the one before it still runs, or wait for it first (--overlap).",
 )
 @click.option(
     "--connect",
@@ -266,6 +272,7 @@ def _spec(options: Options, selection: Selection) -> ReplaySpec:
             idle_step_count=options.idle_step_count,
         ),
         deadline_ms=DEADLINE_MS,
+        overlap=options.overlap,
         corruption=_corruption(options, selection, declaration),
     )
 
@@ -343,6 +350,8 @@ def _introduce(options: Options, selection: Selection) -> None:
         f"model: {model}, {options.tp_count} ranks ({options.mode}), {options.budget} each, "
         f"at most {options.running_count} requests at a time"
     )
+    if options.overlap:
+        click.echo("steps overlap: each is launched while the one before it may still run")
     if options.demo:
         click.echo(
             "Each rank is a process that writes its own pattern into the pages it is granted and "

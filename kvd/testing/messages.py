@@ -24,6 +24,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[WorkloadRequest, ...]
     limits: WorkloadLimits
     deadline_ms: int
+    overlap: bool = False
+    """Whether a step is launched while the one before it may still run."""
     corruption: Corruption | None = None
     peer_descriptors: tuple[int, ...] = ()
     """Pipes between a leader and its followers, as descriptors of the rank process."""

@@ -82,6 +82,11 @@ class Pass(msgspec.Struct, frozen=True):
     ask_tokens: tuple[int, ...]
     """The first chunk of each, granted with the verdict."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing is asked for that a forward could write to."""
+        return not (self.decoding or self.chunks or self.asks)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:

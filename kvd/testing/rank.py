@@ -6,13 +6,15 @@ descriptor, runs it through `kvd_client`, and answers with a `RankReport` or a `
 
 import signal
 import sys
+import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -85,6 +87,7 @@ def run_rank(spec: RankSpec, parent: Connection) -> None:
         declare=spec.declaration,
         sizing=spec.sizing,
         deadline_ms=spec.deadline_ms,
+        overlap=spec.overlap,
     ) as kv:
         _send(parent, Attached(arena_bytes=kv.plan.arena_bytes))
         peers = [Connection(descriptor) for descriptor in spec.peer_descriptors]
@@ -95,6 +98,14 @@ def run_rank(spec: RankSpec, parent: Connection) -> None:
         _send(parent, report)
         # Whoever parts first ends the incarnation, so nobody does before all have reported.
         _leave_decoder.decode(parent.recv_bytes())
+
+
+class _Launched(NamedTuple):
+    """A step that was launched, and what is set when its forward has run."""
+
+    step: StepNumber
+    position: Position
+    over: threading.Event
 
 
 class _Runner:
@@ -111,23 +122,26 @@ class _Runner:
             corruption=spec.corruption,
         )
 
-    def launch(self, work: StepWork, launch: Any) -> tuple[StepNumber, Position]:
+    def launch(self, work: StepWork, launch: Any) -> _Launched:
         """Run a step's forward inside an open launch context."""
         with launch as step:
             job = self.forward.build(work)
             step.reads_done()
             step.submit(partial(self.painter.run, job))
-            return step.number, step.position
+            over = threading.Event()
+            step.submit(over.set)
+            return _Launched(step.number, step.position, over)
 
-    def finish_forward(self) -> None:
+    def finish(self) -> None:
         """Wait until everything submitted so far has run."""
+        self.kv.forward_stream.synchronize(self.spec.deadline_ms)
         self.kv.stream.synchronize(self.spec.deadline_ms)
 
     def report(
         self, workload: Workload | None, elapsed_s: float, latencies_ns: Sequence[int]
     ) -> RankReport:
         """Return what this rank did and found."""
-        self.finish_forward()
+        self.finish()
         painted = self.painter.statistics()
         counts = (workload or Workload((), self.spec.limits)).statistics()
         p50_ns, p99_ns = np.percentile(latencies_ns, (50, 99)) if latencies_ns else (0, 0)
@@ -185,38 +199,57 @@ class _Scheduler(_Runner):
         self._latencies_ns: list[int] = []
         self._records: list[bytes] = []
         self._freed: list[RequestId] = []
-        self._last_step: StepNumber | None = None
+        self._in_flight: deque[_Launched] = deque()
+        self._launched_nothing = False
 
     def run(self) -> RankReport:
-        """Serve the whole workload, one batch and at most one forward per pass."""
+        """Serve the whole workload, one batch and at most one forward per pass.
+
+        With overlap a batch goes out while the step launched last may still run: it frees that
+        step's finished requests and takes the next one's tokens, and reports the step before as
+        processed.
+        """
         started_s = time.monotonic()
         told_s = started_s
         while not self._workload.is_over:
             asked = self._workload.next_pass()
+            over = self._take_over(asked)
             # What the batch would wait for anyway; done here so that its time is the round trip's.
-            self.finish_forward()
-            answers = self._ask(asked)
+            for launched in over:
+                launched.over.wait(self.spec.deadline_ms / 1000)
+            answers = self._ask(asked, over)
             self.forward.forget((*asked.free, *answers.retracted))
             work = self._workload.settle(asked, answers)
+            self._launched_nothing = work.is_empty
             if not work.is_empty:
-                self._last_step, position = self.launch(work, self.kv.launch())
-                self._tell_followers(work, self._last_step, position)
+                launched = self.launch(work, self.kv.launch(writes=work.requests))
+                self._in_flight.append(launched)
+                self._tell_followers(work, launched.step, launched.position)
             now_s = time.monotonic()
             if now_s - told_s >= PROGRESS_INTERVAL_S:
                 told_s = now_s
                 self._tell_progress()
+        self._process_rest()
         self._tell_followers(StepWork((), (), (), (), ()), StepNumber(0), Position(self.kv.applied))
         for follower in self._followers:
             follower.send_bytes(_encoder.encode(FollowEnd()))
         self._tell_progress()
         return self.report(self._workload, time.monotonic() - started_s, self._latencies_ns)
 
-    def _ask(self, asked: Pass) -> Answers:
+    def _take_over(self, asked: Pass) -> list[_Launched]:
+        """Return the steps that the next batch reports as processed, which are then not in flight.
+
+        With overlap that is not the newest, unless nothing is or was launched behind it.
+        """
+        kept = 1 if self.spec.overlap and not (asked.is_idle or self._launched_nothing) else 0
+        return [self._in_flight.popleft() for _ in range(len(self._in_flight) - kept)]
+
+    def _ask(self, asked: Pass, over: Sequence[_Launched]) -> Answers:
         """Send one batch and return its answers."""
         began_ns = time.perf_counter_ns()
         with self.kv.batch() as batch:
-            if self._last_step is not None:
-                batch.processed(self._last_step)
+            for launched in over:
+                batch.processed(launched.step)
             batch.free(asked.free)
             if asked.advance_decoding:
                 batch.advance(STANDING, 1)
@@ -233,15 +266,24 @@ class _Scheduler(_Runner):
                 reserve_batches=self.spec.limits.reserve_batch_count,
                 growth_permille=self.spec.limits.growth_permille,
             )
-            if not (asked.decoding or asked.chunks or asked.asks):
+            if asked.is_idle:
                 batch.idle()
         self._latencies_ns.append(time.perf_counter_ns() - began_ns)
-        self._last_step = None
         answers = _answers(chunked(), None if decoded is None else decoded(), admitted())
         if self._followers:
             self._records.append(batch.record())
             self._freed.extend((*asked.free, *answers.retracted))
         return answers
+
+    def _process_rest(self) -> None:
+        """Report the steps that no later batch did, so that what they held comes back."""
+        if self._in_flight:
+            with self.kv.batch() as batch:
+                for launched in self._in_flight:
+                    batch.processed(launched.step)
+            self._in_flight.clear()
+            if self._followers:
+                self._records.append(batch.record())
 
     def _tell_followers(self, work: StepWork, step: StepNumber, position: Position) -> None:
         if not self._followers:

@@ -47,6 +47,8 @@ class ReplaySpec:
     requests: tuple[WorkloadRequest, ...]
     limits: WorkloadLimits
     deadline_ms: int
+    overlap: bool = False
+    """Whether each rank launches a step before it has processed the one before."""
     corruption: Corruption | None = None
     """Applied on rank 0."""
 
@@ -112,6 +114,7 @@ def _start_ranks(spec: ReplaySpec, address: str, stack: ExitStack) -> list[RankP
             requests=spec.requests,
             limits=spec.limits,
             deadline_ms=spec.deadline_ms,
+            overlap=spec.overlap,
             corruption=spec.corruption if rank_index == 0 else None,
             peer_descriptors=tuple(pipe.fileno() for pipe in passed),
         )

@@ -197,7 +197,7 @@ class Workload:
             self._count_refusal(answers.chunks)
         writes += self._admit(asked, answers)
         self._retract(answers.retracted)
-        if not (asked.decoding or asked.chunks or asked.asks):
+        if asked.is_idle:
             self._idle_pass_count += 1
         self._idle_due = False
         self._check_progress(asked, writes)

@@ -127,8 +127,11 @@ def ranks_of(process: "subprocess.Popen[str]") -> list[int]:
     return [pid for pid in descendants(process.pid) if "kvd.testing.rank" in command_line(pid)]
 
 
-def test_a_replay_serves_every_request_and_finds_every_byte_right(connect: Options) -> None:
-    document = replayed(*connect, *SMALL)
+@pytest.mark.parametrize("overlap", ["--overlap", "--no-overlap"])
+def test_a_replay_serves_every_request_and_finds_every_byte_right(
+    connect: Options, overlap: str
+) -> None:
+    document = replayed(*connect, *SMALL, overlap)
 
     assert document["schema"] == "kvd.replay/1"
     assert document["requests"] == 24
@@ -160,10 +163,11 @@ def test_mirrored_and_following_ranks_get_the_same_places(connect: Options, tp: 
 
 
 @pytest.mark.parametrize("mode", ["mirrored", "leader"])
+@pytest.mark.parametrize("overlap", ["--overlap", "--no-overlap"])
 def test_every_byte_is_right_where_memory_is_rearranged_and_requests_are_retracted(
-    connect: Options, mode: str
+    connect: Options, overlap: str, mode: str
 ) -> None:
-    document = replayed(*connect, *CROWDED, "--mode", mode)
+    document = replayed(*connect, *CROWDED, "--mode", mode, overlap)
 
     assert document["requests"] == 40
     assert document["mismatches"] == 0
@@ -200,8 +204,11 @@ def test_two_kinds_are_served_by_flushing_ends_alone(connect: Options) -> None:
     assert document["layouts"]["relayout"] == document["relocations"] == 0
 
 
-def test_answers_are_cut_to_what_an_arena_near_the_floor_can_ever_hold(connect: Options) -> None:
-    document = replayed(*connect, *SMALL, "--budget", "10MiB", "--chunk", "384")
+@pytest.mark.parametrize(("overlap", "budget"), [("--overlap", "11MiB"), ("--no-overlap", "10MiB")])
+def test_answers_are_cut_to_what_an_arena_near_the_floor_can_ever_hold(
+    connect: Options, overlap: str, budget: str
+) -> None:
+    document = replayed(*connect, *SMALL, "--budget", budget, "--chunk", "384", overlap)
 
     assert document["requests"] == 24
     assert document["clipped"] > 0
@@ -228,7 +235,7 @@ def test_idle_passes_draw_frontiers_back_where_no_take_needs_it(connect: Options
 
 
 @pytest.mark.parametrize(
-    "place", ["32:full:0", "22:state:0", "16:window_512:6"], ids=["end", "state", "float"]
+    "place", ["38:full:0", "12:state:0", "16:window_512:6"], ids=["end", "state", "float"]
 )
 def test_a_byte_that_changed_after_a_move_fails_the_replay_and_is_named(
     connect: Options, place: str
