@@ -6,6 +6,7 @@ from kvd.testing.small_rank import PLAN
 from kvd_client import Client, MockTransport, Mode, attach
 from kvd_client.device.port import Stream
 from kvd_proto.codec import (
+    decode_control,
     decode_fact,
     decode_operation,
     digest_of,
@@ -13,7 +14,8 @@ from kvd_proto.codec import (
     join_batch,
     split_batch,
 )
-from kvd_proto.control import Ack, Header, MessageKind, Welcome
+from kvd_proto.control import Ack, Header, Hello, MessageKind, Welcome
+from kvd_proto.memory import SizingInputs
 from kvd_proto.operations import AnyFact, Operation, Relief
 from kvd_proto.outcomes import BatchReply, Done, Entry, Outcome
 from kvd_proto.version import PROTOCOL_VERSION
@@ -42,6 +44,7 @@ class ScriptedDaemon:
         self.positions: list[int] = []
         """Up to where the sender of each batch said that it had applied."""
         self.facts: list[AnyFact] = []
+        self.hellos: list[Hello] = []
         self._given = 0
 
     def attach(
@@ -50,6 +53,7 @@ class ScriptedDaemon:
         *,
         overlap: bool = True,
         stream: Stream | None = None,
+        sizing: SizingInputs | None = None,
     ) -> Client:
         return attach(
             "ipc:///nowhere",
@@ -60,11 +64,15 @@ class ScriptedDaemon:
             transport=MockTransport(self.answer),
             overlap=overlap,
             stream=stream,
+            sizing=sizing,
         )
 
     def answer(self, header: Header, body: bytes) -> list[Answer]:
         kind = header.kind
         if kind is MessageKind.HELLO:
+            hello = decode_control(body)
+            assert isinstance(hello, Hello)
+            self.hellos.append(hello)
             return [(Header(MessageKind.WELCOME), encode(_welcome()))]
         if kind is MessageKind.BATCH:
             return [self._batch(header, body)]

@@ -12,6 +12,7 @@ from kvd_client.device.host.stream import HostStream
 from kvd_client.device.port import Event
 from kvd_client.errors import ReplyError
 from kvd_proto.control import Mode
+from kvd_proto.memory import SizingInputs
 from kvd_proto.operations import Launch, Processed, Relief, StepAborted
 from kvd_proto.outcomes import ClearSlots, Column, Move, ResetRows, Wait
 from tests.client.overlap_parts import (
@@ -77,6 +78,25 @@ def test_without_overlap_effects_and_forwards_share_a_stream(daemon: ScriptedDae
     with daemon.attach(overlap=False) as kv:
         assert kv.forward_stream is kv.stream
         assert not kv.overlaps
+
+
+@pytest.mark.parametrize(
+    ("overlap", "sizing", "told"),
+    [
+        (True, None, True),
+        (False, None, None),
+        (True, SizingInputs(page_tokens=16), True),
+        (True, SizingInputs(overlap=False), False),
+    ],
+)
+def test_the_arena_is_sized_for_what_the_rank_does(
+    daemon: ScriptedDaemon, overlap: bool, sizing: SizingInputs | None, told: bool | None
+) -> None:
+    daemon.attach(overlap=overlap, sizing=sizing).close()
+
+    (hello,) = daemon.hellos
+    assert hello.sizing.overlap is told
+    assert hello.sizing.page_tokens == (sizing.page_tokens if sizing else None)
 
 
 def test_a_forward_stream_of_the_engine_outlives_the_client(daemon: ScriptedDaemon) -> None:
