@@ -11,6 +11,7 @@ KvdError (kvd_proto.errors)
 +-- SessionError     a message from a peer that has no right to it now
 +-- ServeError       the daemon or holder cannot start or be reached
 +-- WorkloadError    a replayed workload cannot go on, or one of its processes failed
++-- RaceError        two accesses to the same bytes that no order connects, in the modelled device
 +-- InvariantError   kvd's own state is broken; work stops
 """
 
@@ -70,6 +71,13 @@ class ServeError(KvdError):
 
 class WorkloadError(KvdError):
     """A replayed workload cannot go on, or one of its processes failed."""
+
+
+class RaceError(KvdError):
+    """Two accesses to the same bytes, at least one of them a write, that no order connects."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=ErrorCode.INVARIANT)
 
 
 class InvariantError(KvdError):

@@ -1,0 +1,1 @@
+"""The modelled device: deterministic, plays streams in any order that their waits allow."""
