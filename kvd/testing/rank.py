@@ -21,6 +21,7 @@ import numpy as np
 
 import kvd_client
 from kvd.errors import WorkloadError
+from kvd.testing.asking import ask_pass
 from kvd.testing.child import die_with_parent
 from kvd.testing.forward import ForwardBuilder
 from kvd.testing.messages import (
@@ -38,10 +39,8 @@ from kvd.testing.messages import (
 from kvd.testing.painter import ArenaPainter
 from kvd.testing.passes import Answers, Pass, StepWork
 from kvd.testing.workload import Workload
-from kvd_client import STANDING, Admitted, Taken
 from kvd_proto.control import Mode
 from kvd_proto.errors import KvdError
-from kvd_proto.outcomes import Refusal, Skipped
 from kvd_proto.scalars import Position, RequestId, StepNumber
 
 PROGRESS_INTERVAL_S: Final = 0.1
@@ -250,26 +249,9 @@ class _Scheduler(_Runner):
         with self.kv.batch() as batch:
             for launched in over:
                 batch.processed(launched.step)
-            batch.free(asked.free)
-            if asked.advance_decoding:
-                batch.advance(STANDING, 1)
-            batch.advance(*_columns(asked.advance))
-            batch.standing(add=asked.start_decoding)
-            chunked = batch.take(*_columns(asked.chunks), victims=asked.chunk_victims)
-            decoded = batch.take(STANDING, 1, victims=asked.victims) if asked.decoding else None
-            admitted = batch.admit(
-                [request.request_id for request in asked.asks],
-                prompt_tokens=[request.prompt_tokens for request in asked.asks],
-                new_tokens_max=[request.output_tokens for request in asked.asks],
-                take_tokens=asked.ask_tokens,
-                chunk_tokens=self.spec.limits.chunk_tokens_max,
-                reserve_batches=self.spec.limits.reserve_batch_count,
-                growth_permille=self.spec.limits.growth_permille,
-            )
-            if asked.is_idle:
-                batch.idle()
+            asking = ask_pass(batch, asked, self.spec.limits)
         self._latencies_ns.append(time.perf_counter_ns() - began_ns)
-        answers = _answers(chunked(), None if decoded is None else decoded(), admitted())
+        answers = asking.answers()
         if self._followers:
             self._records.append(batch.record())
             self._freed.extend((*asked.free, *answers.retracted))
@@ -337,39 +319,6 @@ class _Follower(_Runner):
                 launch = self.kv.launch(step=message.step, position=message.position)
                 self.launch(message.work, launch)
         return self.report(None, time.monotonic() - started_s, ())
-
-
-def _columns(pairs: Sequence[tuple[RequestId, int]]) -> tuple[list[int], list[int]]:
-    """Return ids and counts as two lists."""
-    return [request for request, _ in pairs], [count for _, count in pairs]
-
-
-def _answers(chunked: object, decoded: object, admitted: object) -> Answers:
-    """Return what a batch's handles gave, as the workload takes it."""
-    if not isinstance(admitted, Admitted):
-        raise WorkloadError(f"an admission was answered with {admitted}")
-    retracted = [
-        RequestId(request)
-        for taken in (chunked, decoded)
-        if isinstance(taken, Taken)
-        for request in taken.retracted.tolist()
-    ]
-    return Answers(
-        chunks=_refused(chunked),
-        decoding=_refused(decoded),
-        retracted=tuple(retracted),
-        verdicts=tuple(admitted.verdicts.tolist()),
-        new_tokens=tuple(admitted.new_tokens.tolist()),
-        chunk_tokens=tuple(admitted.chunk_tokens.tolist()),
-        refusals=admitted.refusals,
-    )
-
-
-def _refused(value: object) -> Refusal | None:
-    """Return the refusal of a take, or None if it was granted or not asked for."""
-    if isinstance(value, Skipped):
-        raise WorkloadError(f"a take was skipped because of request {value.request}")
-    return value if isinstance(value, Refusal) else None
 
 
 def _send(pipe: Connection, message: FromRank) -> None:

@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage, build_group
-from kvd.engine.incarnation import Incarnation
+from kvd.testing.in_process import InProcessDaemon
 from kvd_client import Client, MockTransport, Mode, attach
-from kvd_proto.codec import decode_control, encode
-from kvd_proto.control import Ack, ErrorReply, Header, MessageKind, Welcome, WhatIf
-from kvd_proto.errors import ErrorCode, KvdError
+from kvd_client.mock import Answer
+from kvd_proto.codec import encode
+from kvd_proto.control import ErrorReply, Header, MessageKind
+from kvd_proto.errors import ErrorCode
 from kvd_proto.memory import (
     AttentionPart,
     DeclaredLayers,
@@ -18,9 +19,7 @@ from kvd_proto.memory import (
     StatePart,
     StateTensor,
 )
-from kvd_proto.version import PROTOCOL_VERSION
 
-EPOCH = 7
 PAGE_TOKENS = 4
 WINDOW_TOKENS = 8
 CONTEXT_TOKENS = 64
@@ -60,7 +59,6 @@ SIZING = SizingInputs(
     chunk_tokens=16,
 )
 
-Answer = tuple[Header, bytes]
 Hook = Callable[[int, Header, bytes], list[Answer] | None]
 
 
@@ -68,8 +66,8 @@ def build_storage() -> StageStorage:
     return build_group(LAYERS, inputs=SIZING).stages[0]
 
 
-class EngineDaemon:
-    """Answers like `kvd serve` for one stage; ``hook`` may answer first or swallow a message."""
+class EngineDaemon(InProcessDaemon):
+    """A daemon for tests of the client; ``hook`` may answer first or swallow a message."""
 
     def __init__(
         self,
@@ -78,17 +76,8 @@ class EngineDaemon:
         storage: StageStorage | None = None,
         level: CheckLevel = CheckLevel.STRICT,
     ) -> None:
-        self.storage = storage or build_storage()
-        self.incarnation = Incarnation(
-            self.storage,
-            number=1,
-            ranks=tuple(range(ranks)),
-            level=level,
-            ring_entries_max=4096,
-            lag_entries_max=4096,
-        )
+        super().__init__(storage or build_storage(), ranks=ranks, level=level)
         self.hook: Hook | None = None
-        self._asked_index = 0
         self.facts: list[bytes] = []
         self.transports: dict[int, MockTransport] = {}
 
@@ -115,7 +104,7 @@ class EngineDaemon:
         )
 
     def answer(self, rank: int, header: Header, body: bytes) -> list[Answer]:
-        self._asked_index = header.index
+        self.asked_index = header.index
         if self.hook is not None:
             answers = self.hook(rank, header, body)
             if answers is not None:
@@ -123,64 +112,16 @@ class EngineDaemon:
         return self.serve(rank, header, body)
 
     def serve(self, rank: int, header: Header, body: bytes) -> list[Answer]:
-        try:
-            return self._serve(rank, header, body)
-        except KvdError as error:
-            reply = ErrorReply(code=error.code.value, message=error.message, retry=error.retry)
-            return [(self._header(rank, MessageKind.ERROR), encode(reply))]
+        """Answer like the real one, past the hook."""
+        return super().answer(rank, header, body)
 
     def error(self, rank: int, code: ErrorCode, message: str) -> list[Answer]:
         reply = ErrorReply(code=code.value, message=message)
-        return [(self._header(rank, MessageKind.ERROR), encode(reply))]
+        return [(self.header(rank, MessageKind.ERROR), encode(reply))]
 
-    def _serve(self, rank: int, header: Header, body: bytes) -> list[Answer]:
-        kind = header.kind
-        if kind is MessageKind.HELLO:
-            return [(Header(MessageKind.WELCOME), encode(self._welcome(rank)))]
-        if kind is MessageKind.BATCH:
-            self.incarnation.confirm(rank, header.position)
-            end_index, reply = self.incarnation.batch(
-                rank=rank, program=0, index=header.index, body=body
-            )
-            answer = self._header(rank, MessageKind.REPLY, end_index), reply
-            self.incarnation.settle()
-            return [answer]
-        if kind is MessageKind.FOLLOW:
-            self.incarnation.confirm(rank, header.position)
-            reply_or_none = self.incarnation.follow(rank)
-            if reply_or_none is None:
-                return []
-            return [(self._header(rank, MessageKind.REPLY), reply_or_none)]
-        if kind is MessageKind.ASK:
-            question = decode_control(body)
-            assert isinstance(question, WhatIf)
-            answered = self.incarnation.what_if(question)
-            return [(self._header(rank, MessageKind.ASK), encode(answered))]
-        if kind is MessageKind.FACT:
-            self.facts.append(body)
-            self.incarnation.fact(rank, body)
-        return [(self._header(rank, MessageKind.ACK), encode(Ack()))]
-
-    def _header(self, rank: int, kind: MessageKind, index: int | None = None) -> Header:
-        index = self._asked_index if index is None else index
-        return Header(kind, EPOCH, 100 + rank, index, self.incarnation.log.end_position)
-
-    def _welcome(self, rank: int) -> Welcome:
-        return Welcome(
-            version=PROTOCOL_VERSION,
-            build="test",
-            epoch=EPOCH,
-            token=100 + rank,
-            incarnation=1,
-            heartbeat_ms=1_000,
-            frame_bytes_max=1 << 20,
-            next_index=0,
-            position=0,
-            asked_bytes=4 << 20,
-            granted_bytes=4 << 20,
-            minimum_rank=0,
-            plan=self.storage.storage,
-        )
+    def take_fact(self, rank: int, body: bytes) -> None:
+        self.facts.append(body)
+        super().take_fact(rank, body)
 
 
 def admit_three_tokens_each(kv: Client, ids: list[int]) -> None:

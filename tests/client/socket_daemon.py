@@ -8,11 +8,12 @@ from queue import SimpleQueue
 
 import zmq
 
+from kvd.testing.in_process import EPOCH
 from kvd_client.device.descriptors import close_all, create_memory, receive_message, send_message
 from kvd_client.device.fences import PAGE_BYTES, create_fence_page
 from kvd_proto.codec import decode_control, decode_header, encode
 from kvd_proto.control import Descriptors, FetchDescriptors, Ticket
-from tests.client.engine_daemon import EPOCH, EngineDaemon
+from tests.client.engine_daemon import EngineDaemon
 
 POLL_MS = 10
 TICKET = 41

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvd.alloc.checks import CheckLevel
+from kvd.testing.in_process import EPOCH
 from kvd_client import (
     STANDING,
     Client,
@@ -33,7 +34,7 @@ from kvd_proto.control import Header, MessageKind
 from kvd_proto.errors import ErrorCode, KvdError
 from kvd_proto.operations import RankFailed
 from kvd_proto.outcomes import BatchReply, Entry, Freed
-from tests.client.engine_daemon import EPOCH, Answer, EngineDaemon
+from tests.client.engine_daemon import Answer, EngineDaemon
 from tests.client.engine_daemon import admit_three_tokens_each as admit
 
 
