@@ -44,7 +44,7 @@ class ModelledRank:
         self.forward_stream: ModelledStream | None = None
         if overlap:
             lane = client.fences.lane(FORWARD_LANE)
-            self.forward_stream = device.stream("forward", lane)
+            self.forward_stream = device.stream("model", lane)
 
     def launch(
         self, work: StepWork, *, step: StepNumber | None = None, position: Position | None = None
@@ -95,6 +95,7 @@ class ModelledStage:
             stack.callback(memories.close)
             for index in range(ranks):
                 device = ModelledDevice(world, rank=str(index), plan=plan, declares_only=True)
+                world.note = f"rank {index}, attach"
                 follows = mode is not Mode.MIRRORED and index
                 client = attach(
                     "ipc:///nowhere",

@@ -98,10 +98,10 @@ class Shadow:
         return Extent(self, np.asarray(starts, dtype=np.int64).reshape(-1), length_bytes)
 
     def note_reads(
-        self, extents: Sequence[Extent], stream: StreamIndex, number: ActionNumber, clock: Clock
+        self, extent: Extent, stream: StreamIndex, number: ActionNumber, clock: Clock
     ) -> Conflict | None:
         """Keep that an action read; return the write that it was not ordered behind, if any."""
-        cells = self._cells(extents)
+        cells = self._cells(extent)
         conflict = self._conflict(self._written, cells, clock, wrote=True)
         line = self._line(stream)
         self._read[line, cells] = number
@@ -109,10 +109,10 @@ class Shadow:
         return conflict
 
     def note_writes(
-        self, extents: Sequence[Extent], stream: StreamIndex, number: ActionNumber, clock: Clock
+        self, extent: Extent, stream: StreamIndex, number: ActionNumber, clock: Clock
     ) -> Conflict | None:
         """Keep that an action wrote; return the access that it was not ordered behind, if any."""
-        cells = self._cells(extents)
+        cells = self._cells(extent)
         conflict = self._conflict(self._written, cells, clock, wrote=True)
         if conflict is None:
             conflict = self._conflict(self._read, cells, clock, wrote=False)
@@ -150,27 +150,22 @@ class Shadow:
         self._written = np.concatenate((self._written, blank))
         return len(self._streams) - 1
 
-    def _cells(self, extents: Sequence[Extent]) -> _Cells:
-        """Return the cells of all ranges; raises DeviceError for bytes that are not there."""
-        found: list[_Cells] = []
-        for extent in extents:
-            starts, ends = extent.starts, extent.starts + extent.length_bytes
-            if not len(starts) or extent.length_bytes <= 0:
-                continue
-            if starts.min() < 0 or ends.max() > self._size_bytes:
-                raise DeviceError(
-                    f"bytes [{starts.min()}, {ends.max()}) are not within the {self._size_bytes} "
-                    "of the memory"
-                )
-            for part in self._parts:
-                first = np.maximum(starts, part.start_bytes)
-                last = np.minimum(ends, part.end_bytes)
-                inside = first < last
-                if inside.any():
-                    found.append(_cells_of(part, first[inside], last[inside]))
-        if not found:
+    def _cells(self, extent: Extent) -> _Cells:
+        """Return the cells of ranges; raises DeviceError for bytes that are not there."""
+        starts, length_bytes = extent.starts, extent.length_bytes
+        if not len(starts) or length_bytes <= 0:
             return np.zeros(0, dtype=np.int64)
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        least, end = int(starts.min()), int(starts.max()) + length_bytes
+        if least < 0 or end > self._size_bytes:
+            raise DeviceError(
+                f"bytes [{least}, {end}) are not within the {self._size_bytes} of the memory"
+            )
+        for part in self._parts:
+            if part.start_bytes <= least and end <= part.end_bytes:
+                return _cells_of(part, starts, length_bytes)
+        raise DeviceError(
+            f"ranges in bytes [{least}, {end}) lie in parts of the memory with different cells"
+        )
 
     def _named(self, cells: _Cells) -> str:
         """Return runs of bytes as text."""
@@ -195,14 +190,16 @@ class Shadow:
         return self._start_bytes(cell) + self._part(cell).cell_bytes
 
 
-def _cells_of(part: _Part, starts: _Cells, ends: _Cells) -> _Cells:
+def _cells_of(part: _Part, starts: _Cells, length_bytes: int) -> _Cells:
     """Return the cells of ranges within a part; raises DeviceError if one cuts through a cell."""
-    offsets, lengths = starts - part.start_bytes, ends - starts
-    if (offsets % part.cell_bytes).any() or (lengths % part.cell_bytes).any():
+    firsts, cuts = np.divmod(starts - part.start_bytes, part.cell_bytes)
+    if length_bytes % part.cell_bytes or cuts.any():
         raise DeviceError(
-            f"a range of bytes cuts through a cell of {part.cell_bytes}: it needs a finer grain"
+            f"a range of {length_bytes} bytes cuts through a cell of {part.cell_bytes}: "
+            "it needs a finer grain"
         )
-    counts = lengths // part.cell_bytes
-    firsts = part.first_cell_index + offsets // part.cell_bytes
-    before = np.cumsum(counts) - counts
-    return np.repeat(firsts - before, counts) + np.arange(int(counts.sum()), dtype=np.int64)
+    firsts += part.first_cell_index
+    count = length_bytes // part.cell_bytes
+    if count == 1:
+        return firsts
+    return (firsts[:, None] + np.arange(count, dtype=np.int64)).reshape(-1)

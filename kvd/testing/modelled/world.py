@@ -18,7 +18,6 @@ from kvd.errors import RaceError
 from kvd.testing.modelled.choice import Chooser, Seeded
 from kvd.testing.modelled.clock import (
     HOST,
-    ActionNumber,
     Clock,
     StreamIndex,
     check_stream_index,
@@ -227,13 +226,13 @@ class World:
     def _check(
         self, name: ActionName, stream: StreamIndex, clock: Clock, accesses: Accesses
     ) -> None:
-        number = ActionNumber(name.number)
+        number = name.number
         for extent in accesses.reads:
-            conflict = extent.shadow.note_reads((extent,), stream, number, clock)
+            conflict = extent.shadow.note_reads(extent, stream, number, clock)
             if conflict is not None:
                 raise self._race(name, "reads", conflict)
         for extent in accesses.writes:
-            conflict = extent.shadow.note_writes((extent,), stream, number, clock)
+            conflict = extent.shadow.note_writes(extent, stream, number, clock)
             if conflict is not None:
                 raise self._race(name, "writes", conflict)
 
