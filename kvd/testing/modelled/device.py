@@ -186,6 +186,8 @@ class ModelledDevice:
         self._prefix = f"{rank}/" if rank else ""
         self._grains: tuple[Grain, ...] = () if plan is None else grains_of(plan)
         self._declares_only = declares_only
+        self.queues: list[Queue] = []
+        """What waits in each stream that was started here."""
 
     @property
     def name(self) -> str:
@@ -208,9 +210,11 @@ class ModelledDevice:
 
     def stream(self, name: str, lane: Lane | None = None) -> ModelledStream:
         """Start a stream; with a lane, each submission is counted there for other processes."""
-        return ModelledStream(
+        stream = ModelledStream(
             self.world, self._prefix + name, lane, declares_only=self._declares_only
         )
+        self.queues.append(stream.queue)
+        return stream
 
     def commands(self, memory: Memory) -> ModelledCommands:
         """Return an empty list of commands on a memory that this device mapped."""

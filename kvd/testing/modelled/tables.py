@@ -94,4 +94,5 @@ class DeviceTables:
     def _read(self, offset_bytes: int, indices: Indices, reads: list[Extent]) -> Indices:
         reads.append(self._memory.extent(offset_bytes + indices * _INT32_BYTES, _INT32_BYTES))
         count = int(indices.max()) + 1 if len(indices) else 0
-        return self._memory.table(offset_bytes, count)[indices].astype(np.int64)
+        table = self._memory.bytes[offset_bytes : offset_bytes + count * _INT32_BYTES]
+        return table.view(np.int32)[indices].astype(np.int64)

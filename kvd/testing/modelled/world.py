@@ -6,8 +6,8 @@ earlier actions of the same stream and whatever that stream was told to wait for
 is played is a possible history of real devices. One thread drives all of it.
 
 Invariants:
-    world.no_race: of two accesses to the same bytes, one of them a write, one is known to be over
-        when the other begins
+- of two accesses to the same bytes, one of them a write, one is known to be over when the other
+  begins; it is checked as actions run
 """
 
 from collections.abc import Callable, Sequence
@@ -238,9 +238,9 @@ class World:
 
     def _race(self, name: ActionName, does: str, conflict: Conflict) -> RaceError:
         other = self._queues[conflict.stream_index].name_of(conflict.number)
-        did = "writes" if conflict.wrote else "reads"
+        did = "wrote" if conflict.wrote else "read"
         return RaceError(
-            f"world.no_race: {name.sentence} {does} and {other.sentence} {did} {conflict.where}; "
+            f"{name.sentence} {does}, and {other.sentence} {did} {conflict.where}: "
             "nothing orders one behind the other"
         )
 

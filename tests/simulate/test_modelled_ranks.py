@@ -1,0 +1,167 @@
+"""Ranks over modelled devices: real clients and a real engine, served in any order of the seed."""
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvd.errors import RaceError, WorkloadError
+from kvd.testing.modelled.choice import Chooser, InOrder, Seeded
+from kvd.testing.modelled.ranks import ModelledRank, ModelledStage
+from kvd.testing.modelled.replay import StageReplay
+from kvd.testing.modelled.world import World
+from kvd.testing.passes import WorkloadLimits, WorkloadRequest
+from kvd_client.device.port import Event
+from kvd_proto.control import Mode
+from kvd_proto.scalars import RequestId
+from tests.simulate.stages import small_stage
+
+SPARE_BYTES = 16_384
+LIMITS = WorkloadLimits(
+    running_count_max=6,
+    chunk_tokens_max=8,
+    prompt_tokens_max=32,
+    asked_count_max=4,
+    sample_step_count=1,
+    sample_request_count=64,
+    seed_index=1,
+    reserve_batch_count=2,
+)
+
+
+def requests(count: int, seed: int = 5) -> list[WorkloadRequest]:
+    draw = random.Random(seed)
+    return [
+        WorkloadRequest(
+            request_id=RequestId(number),
+            prompt_tokens=draw.randrange(1, 36),
+            output_tokens=draw.randrange(1, 16),
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+def attached(
+    chooser: Chooser | int, *, mode: Mode = Mode.MIRRORED, overlap: bool = False
+) -> ModelledStage:
+    stage = small_stage(spare_bytes=SPARE_BYTES)
+    return ModelledStage(
+        stage.storage,
+        layers=stage.layers,
+        sizing=stage.sizing,
+        world=World(chooser),
+        mode=mode,
+        overlap=overlap,
+    )
+
+
+@pytest.fixture
+def stage() -> Iterator[ModelledStage]:
+    with attached(3, overlap=True) as stage:
+        yield stage
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("mode", [Mode.MIRRORED, Mode.LEADER])
+def test_a_workload_is_served_without_a_race_or_a_wrong_byte(mode: Mode, overlap: bool) -> None:
+    with attached(7, mode=mode, overlap=overlap) as stage:
+        replay = StageReplay(stage, requests(16), LIMITS, seed=1, mode=mode)
+
+        replay.run()
+
+        counts = replay.schedulers[0].workload.statistics()
+        assert counts.served_count + len(counts.unschedulable) == 16
+        # The arena was short, or this says little.
+        assert counts.waiting_pass_count > 0
+        assert all(rank.forward.checked_units > 500 for rank in stage.ranks)
+
+
+def played(seed: int) -> tuple[int, tuple[str, ...], list[bytes]]:
+    with attached(seed, overlap=True) as stage:
+        StageReplay(stage, requests(6), LIMITS, seed=seed).run()
+        digests = tuple(rank.forward.places_digest for rank in stage.ranks)
+        memories = [rank.memory.bytes.tobytes() for rank in stage.ranks]
+        return stage.world.ran_count, digests, memories
+
+
+@pytest.mark.slow
+def test_a_seed_decides_everything_and_no_seed_changes_the_outcome() -> None:
+    first, again, other = played(1), played(1), played(2)
+
+    assert first == again
+    # Other orders, the same bytes in the end, on both ranks.
+    assert other[1:] == first[1:]
+    assert first[2][0][: len(first[2][0]) // 64] != bytes(len(first[2][0]) // 64)
+
+
+def test_one_rank_is_slow_and_the_other_is_not() -> None:
+    with attached(Seeded(2, {"1/": 1}), mode=Mode.LEADER) as stage:
+        replay = StageReplay(
+            stage, requests(4), LIMITS, seed=3, mode=Mode.LEADER, actions_between_max=8
+        )
+        behind: list[int] = []
+        while replay.run_pass():
+            waiting = [sum(len(q.items) for q in rank.device.queues) for rank in stage.ranks]
+            behind.append(waiting[1] - waiting[0])
+
+        stage.world.run()
+        replay.check()
+        assert sum(behind) > 10 * len(behind)
+
+
+# ---- what the checks find ----
+
+
+def ignore(event: Event) -> None:
+    """Stand in for a wait that somebody forgot."""
+
+
+@pytest.mark.parametrize("chooser", [InOrder(), 1, 2])
+@pytest.mark.parametrize("waits", ["forward", "allocator"])
+def test_a_rank_whose_streams_do_not_wait_races(
+    monkeypatch: pytest.MonkeyPatch, chooser: Chooser | int, waits: str
+) -> None:
+    stage = attached(chooser, mode=Mode.LEADER, overlap=True)
+    follower = stage.ranks[1]
+    stream = follower.client.stream if waits == "allocator" else follower.forward_stream
+    assert stream is not None
+    monkeypatch.setattr(stream, "wait", ignore)
+    replay = StageReplay(stage, requests(4), LIMITS, seed=3, mode=Mode.LEADER)
+
+    with pytest.raises(RaceError, match="stream '1/"):
+        replay.run()
+
+
+def launch_one(rank: ModelledRank, replay: StageReplay) -> None:
+    """Let passes run until the rank has something to read."""
+    while not rank.forward.checked_units:
+        assert replay.run_pass()
+    rank.device.world.run()
+
+
+def test_a_byte_that_nobody_wrote_is_found(stage: ModelledStage) -> None:
+    replay = StageReplay(stage, requests(4), LIMITS, seed=3)
+    launch_one(stage.ranks[0], replay)
+    plan = stage.daemon.storage.storage
+    arena = stage.ranks[0].memory.bytes[: plan.arena_bytes]
+    full = arena[plan.sink_bytes :]
+
+    full[np.flatnonzero(full)[::64]] ^= 0x40
+
+    with pytest.raises(WorkloadError, match=r"request \d+, band .* on rank 0: "):
+        replay.run()
+
+
+def test_a_table_that_says_something_else_than_the_host_is_found(stage: ModelledStage) -> None:
+    replay = StageReplay(stage, requests(4), LIMITS, seed=3)
+    rank = stage.ranks[1]
+    launch_one(rank, replay)
+    plan = stage.daemon.storage.storage
+    band_map = plan.region.band_maps[-1]
+    table = rank.memory.table(band_map.offset_bytes, band_map.entry_count)
+    table[np.flatnonzero(table)] += 1
+
+    with pytest.raises(WorkloadError, match=r"rank 1, step \d+: request .* the tables in memory"):
+        replay.run()
