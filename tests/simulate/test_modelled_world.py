@@ -11,6 +11,7 @@ from kvd.testing.modelled.device import ModelledDevice, ModelledWork
 from kvd.testing.modelled.shadow import NO_ACCESSES, Accesses, Grain
 from kvd.testing.modelled.world import World
 from kvd_client.device.descriptors import create_memory
+from kvd_client.device.fences import FencePage, create_fence_page
 from kvd_client.errors import DeviceError
 from kvd_proto.errors import ErrorCode
 from tests.simulate.programs import Program
@@ -310,6 +311,66 @@ def test_two_mappings_of_one_memory_are_the_same_bytes() -> None:
 
     with pytest.raises(RaceError):
         world.run()
+
+
+# ---- death ----
+
+
+def test_what_a_dead_process_did_not_run_never_runs() -> None:
+    world = World(InOrder())
+    dead, alive = ModelledDevice(world, rank="0"), ModelledDevice(world, rank="1")
+    fd = create_fence_page("fence")
+    page = FencePage(fd)
+    os.close(fd)
+    ran: list[str] = []
+    stream = dead.stream("a", page.lane(0))
+    stream.submit(lambda: ran.append("first"))
+    stream.submit(lambda: ran.append("second"))
+    event = stream.record()
+    other = alive.stream("a")
+    other.submit(lambda: ran.append("other"))
+    world.step()
+
+    dead.kill()
+    world.run()
+
+    assert ran == ["first", "other"]
+    assert not event.reached
+    # As a real one: begun and never done.
+    assert page.lane(0).values() == (2, 2, 1)
+    with pytest.raises(DeviceError, match="process of this stream died"):
+        stream.submit(lambda: None)
+    page.close()
+
+
+def test_who_comes_after_a_dead_process_does_not_race_with_it() -> None:
+    world = World(InOrder())
+    dead, heir = ModelledDevice(world, rank="0"), ModelledDevice(world, rank="1")
+    memory = dead.allocate(64)
+    for device in (dead, heir):
+        commands = device.commands(memory)
+        commands.zero_bytes(start_bytes=0, end_bytes=64)
+        device.stream("a").enqueue(commands)
+        world.run()
+        device.kill()
+
+
+def test_a_death_says_nothing_about_what_the_dead_still_waited_for() -> None:
+    world = World(InOrder())
+    dead, alive = ModelledDevice(world, rank="0"), ModelledDevice(world, rank="1")
+    memory = dead.allocate(64)
+    waiting, writing = dead.stream("waiting"), alive.stream("writing")
+    commands = alive.commands(memory)
+    commands.zero_bytes(start_bytes=0, end_bytes=64)
+    writing.enqueue(commands)
+    waiting.wait(writing.record())
+    waiting.submit(lambda: None)
+
+    dead.kill()
+    world.run()
+
+    with pytest.raises(RaceError):
+        memory.host_read(0, 64)
 
 
 # ---- what callers do wrong ----

@@ -216,6 +216,13 @@ class ModelledDevice:
         self.queues.append(stream.queue)
         return stream
 
+    def kill(self) -> None:
+        """Let the process of these streams die where they are; see `World.kill`.
+
+        Lanes stay as they are: whoever buries the process completes them.
+        """
+        self.world.kill(self.queues, DeviceError("the process of this stream died"))
+
     def commands(self, memory: Memory) -> ModelledCommands:
         """Return an empty list of commands on a memory that this device mapped."""
         if not isinstance(memory, ModelledMemory):

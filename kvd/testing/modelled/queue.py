@@ -95,6 +95,8 @@ class Queue:
         self.items: deque[Item] = deque()
         self.tail = new_clock()
         """What is over once everything enqueued so far is."""
+        self.reached = self.tail
+        """What was over when the newest action that ran began, itself included."""
         self.last: ActionName | None = None
         self.count = 0
         """Actions ever enqueued."""

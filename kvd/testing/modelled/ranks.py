@@ -78,8 +78,12 @@ class ModelledStage:
         level: CheckLevel = CheckLevel.STRICT,
         idle_moves_max: int = 0,
         batch_moves_max: int = 0,
+        memories: RankMemories | None = None,
     ) -> None:
-        """Attach every rank; with LEADER the first one leads and the others follow the log."""
+        """Attach every rank; with LEADER the first one leads and the others follow the log.
+
+        ``memories`` are those of an earlier incarnation, which stay the caller's to close.
+        """
         self.world = world
         self.daemon = InProcessDaemon(
             storage,
@@ -91,8 +95,9 @@ class ModelledStage:
         self.ranks: list[ModelledRank] = []
         with ExitStack() as stack:
             plan = storage.storage
-            memories = RankMemories(plan.total_bytes, ranks=ranks)
-            stack.callback(memories.close)
+            if memories is None:
+                memories = RankMemories(plan.total_bytes, ranks=ranks)
+                stack.callback(memories.close)
             for index in range(ranks):
                 device = ModelledDevice(world, rank=str(index), plan=plan, declares_only=True)
                 world.note = f"rank {index}, attach"

@@ -10,8 +10,9 @@ Invariants:
   begins; it is checked as actions run
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 from kvd.errors import RaceError
@@ -31,7 +32,8 @@ from kvd_proto.errors import ErrorCode
 
 T = TypeVar("T")
 
-_NO_NOTE = ""
+PLAYED_KEPT_MAX: Final = 10_000
+"""Actions that a world remembers to have run, for whoever wants to know how it came to that."""
 
 
 class World:
@@ -52,7 +54,9 @@ class World:
         self._enqueued_count = 0
         self._ran_count = 0
         self._shadows: WeakValueDictionary[tuple[int, int], Shadow] = WeakValueDictionary()
-        self.note = _NO_NOTE
+        self.played: deque[ActionName] = deque(maxlen=PLAYED_KEPT_MAX)
+        """The actions that ran last, oldest first."""
+        self.note = ""
         """What the host is doing, for the names of the actions it enqueues meanwhile."""
 
     @property
@@ -111,6 +115,19 @@ class World:
                 ready=ready,
             )
         )
+
+    def kill(self, queues: Sequence[Queue], cause: DeviceError) -> None:
+        """Let a process die: what its streams did not run is gone, what they ran is over.
+
+        Whoever comes after it waits until it is quiet; here that is at once. Events that were not
+        reached fire as failed, and later calls raise from ``cause``.
+        """
+        for queue in queues:
+            queue.failure = queue.failure or cause
+            # Not the queue's tail: that knows of waits which never came to their end.
+            self._host_clock = joined(self._host_clock, queue.reached)
+            self._host_clock[queue.index] = queue.count
+        self._settle()
 
     # ---- playing ----------------------------------------------------------------------------
 
@@ -212,6 +229,8 @@ class World:
 
     def _execute(self, queue: Queue, action: Action) -> None:
         self._ran_count += 1
+        self.played.append(action.name)
+        queue.reached = action.clock
         try:
             accesses = action.run()
             self._check(action.name, queue.index, action.clock, accesses)
