@@ -18,7 +18,7 @@ from kvd_proto.control import Mode
 from kvd_proto.scalars import RequestId
 from tests.simulate.stages import small_stage
 
-SPARE_BYTES = 16_384
+SPARE_BYTES = 8_192
 LIMITS = WorkloadLimits(
     running_count_max=6,
     chunk_tokens_max=8,
@@ -36,8 +36,8 @@ def requests(count: int, seed: int = 5) -> list[WorkloadRequest]:
     return [
         WorkloadRequest(
             request_id=RequestId(number),
-            prompt_tokens=draw.randrange(1, 36),
-            output_tokens=draw.randrange(1, 16),
+            prompt_tokens=draw.randrange(1, 20),
+            output_tokens=draw.randrange(1, 12),
         )
         for number in range(1, count + 1)
     ]
@@ -76,20 +76,24 @@ WORLDS: dict[str, Callable[[], World]] = {
 }
 
 
+CASES = [
+    *((mode, overlap, "drawn") for mode in (Mode.MIRRORED, Mode.LEADER) for overlap in (0, 1)),
+    *((Mode.LEADER, 1, order) for order in WORLDS if order != "drawn"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("new_world", WORLDS.values(), ids=WORLDS.keys())
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("mode", [Mode.MIRRORED, Mode.LEADER])
+@pytest.mark.parametrize(("mode", "overlap", "order"), CASES)
 def test_a_workload_is_served_without_a_race_or_a_wrong_byte(
-    mode: Mode, overlap: bool, new_world: Callable[[], World]
+    mode: Mode, overlap: int, order: str
 ) -> None:
-    with attached(new_world(), mode=mode, overlap=overlap) as stage:
-        replay = StageReplay(stage, requests(16, seed=2), LIMITS, seed=1, mode=mode)
+    with attached(WORLDS[order](), mode=mode, overlap=bool(overlap)) as stage:
+        replay = StageReplay(stage, requests(24, seed=4), LIMITS, seed=4, mode=mode)
 
         replay.run()
 
         counts = replay.schedulers[0].workload.statistics()
-        assert counts.served_count == 16
+        assert counts.served_count == 24
         # The arena was short, pages moved and requests were retracted, or this says little.
         assert counts.waiting_pass_count > 0
         assert counts.retracted_count > 0
