@@ -40,7 +40,7 @@ def _attention(heads: int, window_tokens: int | None = None) -> LayerDecl:
 
 
 @cache
-def small_stage(*, requests: int = 6, spare_bytes: int = 4096) -> SmallStage:
+def small_stage(*, requests: int = 6, spare_bytes: int = 4096, overlap: bool = False) -> SmallStage:
     """Return a stage that has its floor plus some bytes; units of its bands differ in size."""
     state = StatePart(recurrent=StateTensor(shape=(4, 16), dtype=DType.FLOAT32))
     layers = DeclaredLayers(
@@ -53,6 +53,7 @@ def small_stage(*, requests: int = 6, spare_bytes: int = 4096) -> SmallStage:
         running_requests_count=requests,
         chunk_tokens=8,
         cached_slots=0,
+        overlap=overlap,
     )
     floor_bytes = build_group(layers, inputs=sizing).budget_floor_bytes
     sizing = structs.replace(sizing, budget_bytes=floor_bytes + spare_bytes)

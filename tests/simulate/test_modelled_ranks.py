@@ -50,7 +50,7 @@ def attached(
     overlap: bool = False,
     memories: RankMemories | None = None,
 ) -> ModelledStage:
-    stage = small_stage(spare_bytes=SPARE_BYTES)
+    stage = small_stage(spare_bytes=SPARE_BYTES, overlap=overlap)
     return ModelledStage(
         stage.storage,
         layers=stage.layers,
@@ -71,8 +71,8 @@ def stage() -> Iterator[ModelledStage]:
 WORLDS: dict[str, Callable[[], World]] = {
     "drawn": lambda: World(7),
     "in order": lambda: World(InOrder()),
-    "forwards last": lambda: World(Favour("0/forward", "1/forward"), only_needed=True),
-    "forwards first": lambda: World(Favour("0/model", "1/model"), only_needed=True),
+    "forwards last": lambda: World(Favour("0/allocator", "1/allocator"), only_needed=True),
+    "forwards first": lambda: World(Favour("0/forward", "1/forward"), only_needed=True),
 }
 
 
@@ -88,7 +88,9 @@ def test_a_workload_is_served_without_a_race_or_a_wrong_byte(
     mode: Mode, overlap: int, order: str
 ) -> None:
     with attached(WORLDS[order](), mode=mode, overlap=bool(overlap)) as stage:
-        replay = StageReplay(stage, requests(24, seed=4), LIMITS, seed=4, mode=mode)
+        replay = StageReplay(
+            stage, requests(24, seed=4), LIMITS, seed=4, mode=mode, steps_ahead=2 * overlap
+        )
 
         replay.run()
 
@@ -161,8 +163,7 @@ def test_a_rank_whose_streams_do_not_wait_races(
 ) -> None:
     stage = attached(chooser, mode=Mode.LEADER, overlap=True)
     follower = stage.ranks[1]
-    stream = follower.client.stream if waits == "allocator" else follower.forward_stream
-    assert stream is not None
+    stream = follower.client.stream if waits == "allocator" else follower.client.forward_stream
     monkeypatch.setattr(stream, "wait", ignore)
     replay = StageReplay(stage, requests(4), LIMITS, seed=3, mode=Mode.LEADER)
 

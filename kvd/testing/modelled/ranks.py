@@ -5,6 +5,7 @@ forwards are modelled, all of them in one world, so that one seed decides how fa
 time.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Final, Self
@@ -12,13 +13,12 @@ from typing import Final, Self
 from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage
 from kvd.testing.in_process import InProcessDaemon, InProcessTransport, RankMemories
-from kvd.testing.modelled.device import ModelledDevice, ModelledStream
+from kvd.testing.modelled.device import ModelledDevice
 from kvd.testing.modelled.forward import ModelledForward
 from kvd.testing.modelled.memory import ModelledMemory
 from kvd.testing.modelled.world import World
 from kvd.testing.passes import StepWork
 from kvd_client import Client, attach
-from kvd_client.device.fences import FORWARD_LANE
 from kvd_proto.control import Mode
 from kvd_proto.memory import DeclaredLayers, SizingInputs
 from kvd_proto.scalars import Position, StepNumber
@@ -31,34 +31,37 @@ GROUP: Final = "modelled"
 class ModelledRank:
     """One rank: its device, its client, and the forwards it launches."""
 
-    def __init__(
-        self, *, index: int, device: ModelledDevice, client: Client, overlap: bool
-    ) -> None:
-        """Take over an attached client; with ``overlap`` forwards get a stream of their own."""
+    def __init__(self, *, index: int, device: ModelledDevice, client: Client) -> None:
+        """Take over an attached client."""
         assert isinstance(client.memory, ModelledMemory)
         self.index = index
         self.device = device
         self.client = client
         self.memory = client.memory
         self.forward = ModelledForward(client, client.memory, rank_index=index)
-        self.forward_stream: ModelledStream | None = None
-        if overlap:
-            lane = client.fences.lane(FORWARD_LANE)
-            self.forward_stream = device.stream("model", lane)
 
     def launch(
-        self, work: StepWork, *, step: StepNumber | None = None, position: Position | None = None
+        self,
+        work: StepWork,
+        *,
+        step: StepNumber | None = None,
+        position: Position | None = None,
+        inside: Callable[[], None] | None = None,
     ) -> tuple[StepNumber, Position]:
-        """Launch a forward; a follower says which step at which position."""
-        client = self.client
-        with client.launch(self.forward_stream, step=step, position=position) as open_step:
+        """Launch a forward; a follower says which step at which position.
+
+        ``inside`` is called before the launch block is left, when the forward is enqueued.
+        """
+        # A follower's write set is in its leader's notice.
+        writes = work.requests if step is None else None
+        with self.client.launch(step=step, position=position, writes=writes) as open_step:
             self.forward.launch(open_step, work)
+            if inside is not None:
+                inside()
             return StepNumber(open_step.number), Position(open_step.position)
 
     def close(self) -> None:
         """Leave the group, which ends the incarnation, and close the streams."""
-        if self.forward_stream is not None:
-            self.forward_stream.close(DEADLINE_MS)
         self.client.close()
 
 
@@ -113,8 +116,9 @@ class ModelledStage:
                     deadline_ms=DEADLINE_MS,
                     transport=InProcessTransport(self.daemon, memories, rank=index),
                     device=device,
+                    overlap=overlap,
                 )
-                rank = ModelledRank(index=index, device=device, client=client, overlap=overlap)
+                rank = ModelledRank(index=index, device=device, client=client)
                 self.ranks.append(rank)
                 stack.callback(rank.close)
             self._stack = stack.pop_all()

@@ -27,6 +27,14 @@ class _Told(NamedTuple):
     work: StepWork
 
 
+class _Granted(NamedTuple):
+    """What a batch gave, to be launched."""
+
+    work: StepWork
+    freed: tuple[RequestId, ...]
+    records: bytes
+
+
 class _Driver(Protocol):
     """Runs the passes of one rank, one at a time."""
 
@@ -51,6 +59,7 @@ class _Scheduler:
         limits: WorkloadLimits,
         *,
         steps_ahead: int,
+        seed: int,
         followers: "Sequence[_Follower]",
     ) -> None:
         self.passes = 0
@@ -60,11 +69,14 @@ class _Scheduler:
         self._steps_ahead = steps_ahead
         self._followers = followers
         self._unprocessed: deque[StepNumber] = deque()
+        self._granted: _Granted | None = None
+        # Mirrored ranks have to send the same in the same order, so they draw the same.
+        self._random = random.Random(seed)
 
     @property
     def over(self) -> bool:
         """Return whether every request was served and every step processed."""
-        return self.workload.is_over and not self._unprocessed
+        return self.workload.is_over and not self._unprocessed and self._granted is None
 
     @property
     def ready(self) -> bool:
@@ -72,26 +84,43 @@ class _Scheduler:
         return not self.over
 
     def run_pass(self) -> None:
-        """Ask one batch and launch what it grants; steps are processed as late as allowed."""
+        """Launch what the last batch granted, and ask the next one, if the seed has it meanwhile.
+
+        Steps are processed as late as allowed.
+        """
         self.passes += 1
-        rank, world = self._rank, self._rank.device.world
-        world.note = f"rank {rank.index}, pass {self.passes}"
+        rank = self._rank
+        rank.device.world.note = f"rank {rank.index}, pass {self.passes}"
+        granted = self._ask() if self._granted is None else self._granted
+        self._granted = None
+        step, position = None, Position(rank.client.applied)
+        if not granted.work.is_empty:
+            inside = None
+            if self._steps_ahead and self._random.randrange(2):
+                inside = self._ask_inside
+            step, position = rank.launch(granted.work, inside=inside)
+            self._unprocessed.append(step)
+        for follower in self._followers:
+            follower.told.append(
+                _Told(step, position, granted.records, granted.freed, granted.work)
+            )
+
+    def _ask_inside(self) -> None:
+        """Ask the next batch while the launch is open, as another thread of an engine would."""
+        if not self.workload.is_over:
+            self._granted = self._ask()
+
+    def _ask(self) -> _Granted:
         keep = 0 if self.workload.is_over else self._steps_ahead
         asked = self.workload.next_pass()
-        with rank.client.batch() as batch:
+        with self._rank.client.batch() as batch:
             while len(self._unprocessed) > keep:
                 batch.processed(self._unprocessed.popleft())
             asking = ask_pass(batch, asked, self._limits)
         answers = asking.answers()
         freed = (*asked.free, *answers.retracted)
-        rank.forward.forget(freed)
-        work = self.workload.settle(asked, answers)
-        step, position = None, Position(rank.client.applied)
-        if not work.is_empty:
-            step, position = rank.launch(work)
-            self._unprocessed.append(step)
-        for follower in self._followers:
-            follower.told.append(_Told(step, position, batch.record(), freed, work))
+        self._rank.forward.forget(freed)
+        return _Granted(self.workload.settle(asked, answers), freed, batch.record())
 
 
 class _Follower:
@@ -151,7 +180,14 @@ class StageReplay:
             followers = [_Follower(rank) for rank in stage.ranks[1:]]
         for rank in stage.ranks[: len(stage.ranks) - len(followers)]:
             self.schedulers.append(
-                _Scheduler(rank, requests, limits, steps_ahead=steps_ahead, followers=followers)
+                _Scheduler(
+                    rank,
+                    requests,
+                    limits,
+                    steps_ahead=steps_ahead,
+                    seed=seed,
+                    followers=followers,
+                )
             )
         self._drivers: list[_Driver] = [*self.schedulers, *followers]
 
