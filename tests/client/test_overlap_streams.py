@@ -311,9 +311,10 @@ def test_slots_are_cleared_on_the_forwards_stream_ahead_of_its_work(
     settle(kv.stream)
     assert units(kv, STATE)[20].all()
 
-    with kv.launch() as step:
-        step.submit(lambda: seen.append(bool(units(kv, STATE)[20].any())))
-    settle(kv.forward_stream)
+    with gate_on(kv.stream):  # so that nobody else can have done it
+        with kv.launch() as step:
+            step.submit(lambda: seen.append(bool(units(kv, STATE)[20].any())))
+        settle(kv.forward_stream)
 
     assert seen == [False]
 
