@@ -237,7 +237,11 @@ class AsyncLaunchBlock:
 
     async def __aenter__(self) -> Step:
         client = self._client
-        await client.run(self._launching.opening(client.deadline_ms))
+        try:
+            await client.run(self._launching.opening(client.deadline_ms))
+        except BaseException:
+            self._launching.abandon()
+            raise
         return self._launching.step
 
     async def __aexit__(

@@ -292,7 +292,11 @@ class LaunchBlock:
 
     def __enter__(self) -> Step:
         client = self._client
-        client.run(self._launching.opening(client.deadline_ms))
+        try:
+            client.run(self._launching.opening(client.deadline_ms))
+        except BaseException:
+            self._launching.abandon()
+            raise
         return self._launching.step
 
     def __exit__(

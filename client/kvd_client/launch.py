@@ -59,6 +59,11 @@ class Step:
         """Return the stream that this forward runs on."""
         return self._forward
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether the step is launched and not recorded."""
+        return self._open
+
     def submit(self, work: Callable[[], None]) -> None:
         """Run host-side work in the forward stream's order; raises StepOrderError after the end."""
         self._check_open("submit")
@@ -109,9 +114,10 @@ class Step:
             with Enqueuing(session, f"step {self.number} cannot be launched"):
                 self._order_forward()
                 session.applier.enqueue_launch_work(self._forward)
-            session.steps.begin(self.number, self.position, writes)
-            session.cursor.note_launch(self.number)
-            self._open = True
+                # Still guarded: what was enqueued must not be left without a step that ends it.
+                session.steps.begin(self.number, self.position, writes)
+                session.cursor.note_launch(self.number)
+                self._open = True
 
     def end(self, *, aborted: bool = False) -> None:
         """Record the step where it stands; later effects run behind it.
@@ -212,8 +218,19 @@ class Launching:
             allocator=self._allocator,
             forward=self._forward,
         )
-        step.begin(writes, self._tables)
         self._step = step
+        step.begin(writes, self._tables)
+
+    def abandon(self) -> None:
+        """End a step that was launched, but whose block was never entered because of an interrupt.
+
+        It is aborted like one whose block was left by an exception; the fact goes out when the next
+        call settles what is due.
+        """
+        step = self._step
+        if step is not None and step.is_open:
+            step.end(aborted=True)
+            self._session.owe_fact(step.aborted())
 
 
 def stated_writes(session: Session, writes: Ids) -> Writes:

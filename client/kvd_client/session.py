@@ -246,10 +246,14 @@ class Session:
             self._put_out(outstanding)
             yield from self._complete(outstanding, deadline_ms)
 
+    def owe_fact(self, fact: AnyFact) -> None:
+        """Have a fact go out before anything else is asked."""
+        self._facts.append(fact)
+
     def state_fact(self, fact: AnyFact) -> Flow:
         """State a fact; it stays due until the daemon has taken it."""
         self.check_usable()
-        self._facts.append(fact)
+        self.owe_fact(fact)
         yield from self.settle()
 
     def prepare_launch(self, step: int | None, position: int | None, deadline_ms: int) -> Flow:

@@ -120,11 +120,9 @@ class StepBook:
         There is no event where it could not be recorded, and then the session is poisoned.
         """
         self.recorded = self.launched
-        if end is not None:
+        if end is not None and not self._follows:
+            # A follower reports nothing as processed, so nobody will ask.
             self._ends[self.launched] = end
-        if self._follows:
-            # Without the leader's records nothing here says what was processed.
-            self._ends.pop(self.launched - STEPS_IN_FLIGHT_MAX, None)
 
     def end_of(self, step: int) -> Event | None:
         """Return the event to wait for before a recorded step is over; None if it is over."""

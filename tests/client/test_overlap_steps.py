@@ -13,6 +13,8 @@ from kvd_client import (
     Client,
     DeadlineError,
     Mode,
+    PoisonedError,
+    StepAborted,
     StepOrderError,
     UnknownRequestError,
     UsageError,
@@ -21,7 +23,7 @@ from kvd_client.calls import Ids
 from kvd_client.ids import IterationIds, RunnerIds
 from kvd_client.launch import Table
 from kvd_client.results import Ragged, StampedArray, TableStamp
-from kvd_client.steps import STEPS_IN_FLIGHT_MAX
+from kvd_client.steps import STEPS_IN_FLIGHT_MAX, StepBook
 from kvd_proto.errors import ErrorCode
 from kvd_proto.operations import BatchEnd, Launch, Processed, Relief, WriteSet
 from kvd_proto.outcomes import Column, Move
@@ -143,6 +145,37 @@ def test_processed_waits_for_its_own_step_and_not_for_the_next(
 def test_a_launch_inside_a_launch_is_refused(kv: Client) -> None:
     with kv.launch(), pytest.raises(StepOrderError, match="inside the launch"):
         launch(kv)
+
+
+def test_a_launch_interrupted_before_its_block_is_aborted(
+    daemon: ScriptedDaemon, kv: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kv, "_send_report", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kv.launch().__enter__()
+    monkeypatch.undo()
+
+    send(kv, daemon, zero(20))
+    assert daemon.facts == [StepAborted(1)]
+    assert daemon.batches[-1][0] == Launch(1, 0)
+    assert kv.applied == len(daemon.entries)
+    launch(kv)
+    assert kv.step == 2
+
+
+def test_a_launch_interrupted_half_way_poisons(kv: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StepBook, "begin", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kv.launch().__enter__()
+
+    with pytest.raises(PoisonedError, match="step 1 cannot be launched"):
+        kv.ping()
 
 
 # ---- write sets --------------------------------------------------------------------------------
