@@ -13,12 +13,14 @@ from kvd_client.device.apply import Applier
 from kvd_client.device.descriptors import close_all
 from kvd_client.device.fences import ALLOCATOR_LANE, FORWARD_LANE, FencePage
 from kvd_client.device.port import Device, Memory, Stream
+from kvd_client.device.redo import redo
 from kvd_client.errors import KvdClientError, ReplyError
 from kvd_client.launch import Launching, Table
 from kvd_client.results import Int32s, Int64s, Ragged, stamped, stamped_lists
 from kvd_client.session import Session
 from kvd_client.transport import MemoryDescriptor, Transport, ZmqTransport
 from kvd_client.views import FP8Kind, LayerViews, Tensor
+from kvd_proto.codec import decode_reply
 from kvd_proto.control import Mode, Welcome
 from kvd_proto.memory import ModelRole, StoragePlan
 
@@ -106,6 +108,8 @@ class Rank:
         self.deadline_ms = deadline_ms
         self._mapped = mapped
         self._transport = transport
+        if welcome.redo:
+            self._redo(welcome)
         applier = Applier(
             device=mapped.device,
             memory=mapped.memory,
@@ -115,9 +119,8 @@ class Rank:
             overlaps=mapped.overlaps,
             follows=mode == Mode.FOLLOWER,
         )
-        if not welcome.position:
-            # An earlier incarnation may have left its tables in this memory.
-            applier.clear()
+        # Contents are never assumed: an earlier incarnation may have left its tables here.
+        applier.clear()
         applier.prewarm()
         self.session = Session(
             welcome=welcome,
@@ -302,6 +305,23 @@ class Rank:
         """Return the rows to make a table of; raises StepOrderError if it comes too late."""
         self.session.steps.check_readable(what)
         return self.rows(ids)
+
+    def _redo(self, welcome: Welcome) -> None:
+        """Bring memory in which values survived to the end of the log before; raises ReplyError."""
+        reply = decode_reply(welcome.redo)
+        end_position = redo(
+            device=self._mapped.device,
+            memory=self._mapped.memory,
+            plan=welcome.plan,
+            stream=self._mapped.stream,
+            first_position=reply.position,
+            entries=reply.entries,
+        )
+        if end_position != welcome.position:
+            raise ReplyError(
+                f"entries up to {end_position} came to be redone, the log goes on behind "
+                f"{welcome.position}"
+            )
 
     def _send_report(self) -> None:
         """Tell the daemon that this rank failed, if it just did; the answer is of no use."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage
 from kvd.engine.describe import describe_operation
+from kvd.engine.legacy import Legacy
 from kvd.engine.log import LogRecord, StageLog
 from kvd.engine.stage import DONE, StageEngine
 from kvd.engine.what_if import what_if
@@ -34,6 +35,7 @@ from kvd_proto.operations import (
     Processed,
     RankFailed,
     StepAborted,
+    TablesRewritten,
 )
 from kvd_proto.outcomes import FACT_PROGRAM, OWN_PROGRAM, Entry, Failed, NotRun, Outcome
 
@@ -81,20 +83,34 @@ class Incarnation:
         lag_entries_max: int,
         idle_moves_max: int = 0,
         batch_moves_max: int = 0,
+        legacy: Legacy | None = None,
     ) -> None:
+        """Start with an empty stage, or with what the incarnation before left on this memory."""
+        legacy = legacy or Legacy(0)
+        start_position = legacy.end_position
         self.number = number
-        self.engine = StageEngine(
-            storage, level=level, idle_moves_max=idle_moves_max, batch_moves_max=batch_moves_max
+        self.log = StageLog(
+            ring_entries_max=ring_entries_max,
+            end_position=start_position,
+            records=list(legacy.records),
         )
-        self.log = StageLog(ring_entries_max=ring_entries_max)
-        self.applied = dict.fromkeys(ranks, 0)
-        self.given = dict.fromkeys(ranks, 0)
+        self.applied = dict.fromkeys(ranks, start_position)
+        self.given = dict.fromkeys(ranks, start_position)
         """Up to where each rank was given entries; some may be on their way, or were lost on it."""
+        self.confirmed: dict[int, int] = {}
+        """Up to where effects are known to have run, of the ranks of which that is known."""
         self.ended: str | None = None
         self._lag_entries_max = lag_entries_max
         self._programs: dict[int, Program] = {}
         self._facts: dict[tuple[int, bytes], None] = {}
         self._own: list[IncarnationEnd] = []
+        if legacy.engine is None:
+            self.engine = StageEngine(
+                storage, level=level, idle_moves_max=idle_moves_max, batch_moves_max=batch_moves_max
+            )
+        else:
+            self.engine = legacy.engine
+            self._append(OWN_PROGRAM, 0, encode(TablesRewritten()), self.engine.bindings())
 
     # ---- batches --------------------------------------------------------------------------------
 
@@ -139,6 +155,15 @@ class Incarnation:
             )
         self.applied[rank] = applied_position
         self.given[rank] = max(self.given[rank], applied_position)
+
+    def note_confirmed(self, rank: int, position: int) -> None:
+        """Take in up to where a rank's effects have run.
+
+        A word that an earlier incarnation left, or nobody wrote yet, may say anything: what was not
+        given to the rank cannot have run.
+        """
+        before = self.confirmed.get(rank, 0)
+        self.confirmed[rank] = max(before, min(position, self.given[rank]))
 
     def next_index(self, program: int) -> int:
         """Return the index of the program's next operation."""
@@ -199,6 +224,18 @@ class Incarnation:
         if self.ended is None:
             self._own = [IncarnationEnd(cause)]
             self._pass_gate()
+
+    def legacy(self) -> Legacy:
+        """Return what this incarnation, which has ended, leaves to the next on its memory."""
+        assert self.ended is not None
+        log, engine = self.log, self.engine.survivor()
+        if engine is None:
+            return Legacy(log.end_position)
+        return Legacy(
+            log.end_position,
+            engine,
+            tuple(log.records(log.first_position, log.end_position)),
+        )
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -308,14 +345,16 @@ class Incarnation:
         self._own = []
 
     def _prune(self) -> None:
-        """Forget batches and entries that every rank has applied, save for the ring."""
+        """Forget what every rank has applied, and entries that also have run, save for the ring."""
         slowest = min(self.applied.values())
         for state in self._programs.values():
             batches = state.batches
             # A rank's newest batch may be sent again until a later one proves its reply arrived.
             while len(batches) > 1 and batches[0].end_position <= slowest:
                 batches.popleft()
-        self.log.trim(slowest)
+        # What runs still may have to be redone, the entry that the progress word names included.
+        running = min(self.confirmed.values(), default=slowest + 1) - 1
+        self.log.trim(min(slowest, running))
 
 
 def _record(program: int, index: int, body: bytes, outcome: Outcome) -> LogRecord:

@@ -1,7 +1,7 @@
 """The log of one stage: every entry in one total order, bounded in memory.
 
-An entry is kept while some rank has not applied it, and after that in a ring of the newest ones,
-for whoever wants to look back.
+An entry is kept while some rank has not applied it or may have to redo it, and after that in a ring
+of the newest ones, for whoever wants to look back.
 
 Invariants:
     log.positions_gapless: every entry follows the one before it; the first stands at position 1.
@@ -30,12 +30,19 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
 class StageLog:
     """Entries ``(first_position, ..., end_position)`` of one incarnation of a stage."""
 
-    def __init__(self, *, ring_entries_max: int) -> None:
-        self._records: list[LogRecord] = []
-        self._dropped_count = 0
+    def __init__(
+        self,
+        *,
+        ring_entries_max: int,
+        end_position: int = 0,
+        records: list[LogRecord] | None = None,
+    ) -> None:
+        """Start behind ``end_position``, where ``records`` of an earlier incarnation end."""
+        self._records = records or []
+        self._dropped_count = end_position - len(self._records)
         self._ring_entries_max = ring_entries_max
         self.bytes_total = 0
-        self.kept_bytes = 0
+        self.kept_bytes = sum(len(one.body) + len(one.entry) for one in self._records)
 
     @property
     def end_position(self) -> int:
@@ -80,13 +87,13 @@ class StageLog:
             )
         return join_reply(applied_position + 1, [record.entry for record in records])
 
-    def trim(self, applied_position_min: int) -> None:
-        """Drop entries that every rank has applied and that the ring has no room for."""
+    def trim(self, needed_position: int) -> None:
+        """Drop entries up to this position, behind which ranks need all, that the ring leaves."""
         surplus = len(self._records) - self._ring_entries_max
         # Dropping in strides keeps the cost of one batch flat.
         if surplus < min(TRIM_STRIDE_ENTRIES, self._ring_entries_max // 4):
             return
-        surplus = min(surplus, applied_position_min - self._dropped_count)
+        surplus = min(surplus, needed_position - self._dropped_count)
         if surplus > 0:
             self.kept_bytes -= sum(
                 len(record.body) + len(record.entry) for record in self._records[:surplus]

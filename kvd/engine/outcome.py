@@ -46,6 +46,11 @@ class OutcomeBuilder:
         for item in moved:
             self._effects.move(item.band_index, item.moves)
 
+    def bound(self, band_index: int, virtual: Units, physical: Units) -> None:
+        """Write where units of a band lie."""
+        columns = self.columns
+        self._effects.map_units(band_index, columns.add(virtual), columns.add(physical))
+
     def freed(self, freed: list[Freed]) -> FreedResult:
         """Let virtual ids read as the sink; return the counts per band."""
         counts = [0] * len(self._chain.bands)

@@ -158,6 +158,25 @@ class StageEngine:
                 self._checked_epoch_count = epoch_count
                 self.chain.check()
 
+    # ---- between incarnations -------------------------------------------------------------------
+
+    def survivor(self) -> "StageEngine | None":
+        """Return the engine with what survives the end of the incarnation; None if nothing does.
+
+        Only values that are sealed on every rank survive. No operation of this build inserts any,
+        so everything ends with its incarnation.
+        """
+        return None
+
+    def bindings(self) -> Outcome:
+        """Return effects that write every live binding into tables that were cleared."""
+        builder = OutcomeBuilder(self.chain)
+        for index, band in enumerate(self.chain.bands):
+            virtual = band.bound_ids()
+            if virtual.size:
+                builder.bound(index, virtual, band.physical(virtual))
+        return builder.build(Done())
+
     # ---- requests -------------------------------------------------------------------------------
 
     def _admit(self, program: int, operation: Admit) -> Outcome:

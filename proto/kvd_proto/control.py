@@ -114,6 +114,10 @@ class Welcome(Control, frozen=True, tag="welcome", omit_defaults=True):
     granted_bytes: int
     minimum_rank: int
     plan: StoragePlan
+    redo: bytes = b""
+    """Body of a reply with the entries of the log before that this rank's memory may lack: they are
+    redone first, from the segment behind its progress word on. Empty when nothing survived. Tables
+    are cleared in any case; where something survived, the new log starts with its bindings."""
 
 
 class Ping(Control, frozen=True, tag="ping", omit_defaults=True):
@@ -191,7 +195,12 @@ class Ticket(Control, frozen=True, tag="ticket", omit_defaults=True):
 
 
 class FetchDescriptors(Control, frozen=True, tag="fetch", omit_defaults=True):
-    """Ask the descriptor socket for the arena and the fence page of a session."""
+    """Ask the descriptor socket for the arena and the fence page of a session.
+
+    A process that is not the session's own becomes one of the rank's by it: the rank's memory is
+    not quiet before that process ended or let go as well, and its end is the end of the rank unless
+    it says `Bye` first.
+    """
 
     token: int
 
@@ -201,6 +210,18 @@ class Descriptors(Control, frozen=True, tag="descriptors", omit_defaults=True):
 
     names: tuple[str, ...]
     sizes_bytes: tuple[int, ...]
+
+
+class FreeQuarantined(Control, frozen=True, tag="free_quarantined", omit_defaults=True):
+    """Ask the descriptor socket to give a dead rank's memory back on an administrator's word.
+
+    ``evidence`` says what proves that nobody touches it any more; it goes to the log.
+    """
+
+    group: str
+    stage: int
+    rank: int
+    evidence: str
 
 
 AnyControl: TypeAlias = (
@@ -217,6 +238,7 @@ AnyControl: TypeAlias = (
     | Ticket
     | FetchDescriptors
     | Descriptors
+    | FreeQuarantined
 )
 CONTROL_TYPES: tuple[type[Control], ...] = (
     Hello,
@@ -232,4 +254,5 @@ CONTROL_TYPES: tuple[type[Control], ...] = (
     Ticket,
     FetchDescriptors,
     Descriptors,
+    FreeQuarantined,
 )

@@ -169,5 +169,9 @@ class IncarnationEnd(OwnEntry, frozen=True, array_like=True, tag="incarnation_en
     cause: str
 
 
-AnyOwnEntry: TypeAlias = IncarnationEnd
-OWN_ENTRY_TYPES: tuple[type[OwnEntry], ...] = (IncarnationEnd,)
+class TablesRewritten(OwnEntry, frozen=True, array_like=True, tag="tables_rewritten"):
+    """First entry of an incarnation in which values survive: its effects write all bindings."""
+
+
+AnyOwnEntry: TypeAlias = IncarnationEnd | TablesRewritten
+OWN_ENTRY_TYPES: tuple[type[OwnEntry], ...] = (IncarnationEnd, TablesRewritten)

@@ -38,6 +38,7 @@ from kvd_proto.outcomes import (
     WriteSlots,
     Zero,
 )
+from tests.client.host_parts import in_fork
 
 
 @pytest.fixture
@@ -389,6 +390,26 @@ def test_segments_that_are_confirmed_are_not_redone(rank: SmallRank) -> None:
     rank.settle()
 
     assert [int(unit[0]) for unit in rank.units(FULL)[20:23]] == [0xAB, 0, 0]
+
+
+def test_a_log_that_goes_on_keeps_the_progress_word_when_tables_are_cleared(
+    rank: SmallRank,
+) -> None:
+    rank.applier.apply_reply(1, [outcome(), outcome([Zero(FULL, Column(0))], columns=[[9]])])
+    applier = rank.new_applier(applied=7)
+
+    applier.clear()
+    rank.settle()
+
+    assert read_progress(rank.memory, PLAN) == (2, 0)
+    assert not any(rank.int32(12_288, 10) + rank.int32(12_544, 96))
+
+
+def test_a_fork_applies_nothing(rank: SmallRank) -> None:
+    assert in_fork(lambda: rank.applier.apply(1, outcome())) == 0
+    assert in_fork(rank.applier.clear) == 0
+
+    rank.applier.apply(1, outcome())
 
 
 # ---- waits ----

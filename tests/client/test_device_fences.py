@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,11 +13,13 @@ from kvd_client.device.fences import (
     LANES_COUNT,
     PAGE_BYTES,
     FencePage,
+    Lane,
     LaneNumber,
     create_fence_page,
     passed,
 )
 from kvd_client.errors import DeviceError
+from tests.client.host_parts import in_fork
 
 DEADLINE_S = 30
 
@@ -131,3 +133,21 @@ def test_memory_too_small_for_a_page_is_an_error_with_its_size() -> None:
 )
 def test_numbers_compare_cyclically(current: int, wanted: int, answer: bool) -> None:
     assert passed(LaneNumber(current), LaneNumber(wanted)) is answer
+
+
+USES: dict[str, Callable[[FencePage, Lane], object]] = {
+    "lane": lambda page, _: page.lane(1),
+    "begin": lambda _, lane: lane.begin(),
+    "complete": lambda _, lane: lane.complete(),
+    "complete_all": lambda page, _: page.complete(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_fork_counts_nothing_and_completes_nothing(page: FencePage, use: str) -> None:
+    lane = page.lane(0)
+    lane.begin()
+
+    assert in_fork(lambda: USES[use](page, lane)) == 0
+
+    assert lane.values() == (1, 0, 0)

@@ -9,6 +9,7 @@ from kvd_proto.control import (
     Descriptors,
     ErrorReply,
     FetchDescriptors,
+    FreeQuarantined,
     Header,
     HealthRequest,
     Hello,
@@ -55,6 +56,7 @@ from kvd_proto.operations import (
     Relief,
     Standing,
     StepAborted,
+    TablesRewritten,
     Take,
     WriteSet,
 )
@@ -226,6 +228,7 @@ SAMPLES: dict[str, Struct] = {
     "fact.step_aborted": StepAborted(6),
     "fact.rank_failed": RankFailed("device error"),
     "own.incarnation_end": IncarnationEnd("rank 1 ended"),
+    "own.tables_rewritten": TablesRewritten(),
     "effect.zero": Zero(1, _C2),
     "effect.write_map": WriteMap(1, _C2, _C3),
     "effect.write_rows": WriteRows(_C1, _C2, _C3),
@@ -278,6 +281,7 @@ SAMPLES: dict[str, Struct] = {
         granted_bytes=1 << 32,
         minimum_rank=1,
         plan=_PLAN,
+        redo=b"\x92\x07\x90",
     ),
     "control.ping": Ping(),
     "control.bye": Bye(reason="drained"),
@@ -299,6 +303,9 @@ SAMPLES: dict[str, Struct] = {
     "control.ticket": Ticket(ticket=1 << 60, epoch=1 << 50),
     "control.fetch": FetchDescriptors(token=1 << 51),
     "control.descriptors": Descriptors(names=("arena", "fence"), sizes_bytes=(1 << 33, 4096)),
+    "control.free_quarantined": FreeQuarantined(
+        group="golden", stage=1, rank=3, evidence="the host was restarted"
+    ),
     "memory.attention": _ATTENTION,
     "memory.latent": _LATENT,
     "memory.state": _STATE,

@@ -20,6 +20,7 @@ F runs steps in the order of their numbers, so a wait for one step covers all be
 be left out when its event is reached already; whether it is decides nothing else.
 """
 
+import os
 import struct
 from collections.abc import Sequence
 from types import TracebackType
@@ -38,7 +39,7 @@ from kvd_client.device.assembly import (
     state_band,
 )
 from kvd_client.device.port import Device, Event, Memory, Stream
-from kvd_client.errors import PoisonedError, ReplyError
+from kvd_client.errors import ForkedError, PoisonedError, ReplyError
 from kvd_proto.memory import StoragePlan
 from kvd_proto.outcomes import Outcome, Wait
 from kvd_proto.scalars import Position
@@ -126,6 +127,7 @@ class Applier:
         self._position_event: Event | None = None
         self._barrier: Event | None = None
         self._ends: dict[int, Event] = {}
+        self._pid = os.getpid()
         self._newest_step = 0
         self._launch_work = LaunchWork(NOTHING, NOTHING)
 
@@ -144,9 +146,17 @@ class Applier:
         self._poisoned = self._poisoned or cause
 
     def clear(self) -> None:
-        """Enqueue zeroing of sink and tables: the first act on memory of unknown contents."""
+        """Enqueue zeroing of sink and tables: the first act on memory of unknown contents.
+
+        The progress word starts at zero with the log. A log that goes on from an earlier one keeps
+        the word, which is behind all its entries.
+        """
         with _PoisonOnFailure(self, "tables cannot be cleared"):
             commands = self._device.commands(self._memory)
+            if not self._applied:
+                commands.write_words(
+                    offset_bytes=self._plan.region.progress.offset_bytes, values=(0, 0)
+                )
             commands.zero_bytes(start_bytes=0, end_bytes=self._plan.sink_bytes)
             for start_bytes, table_bytes in _table_extents(self._plan):
                 commands.zero_bytes(start_bytes=start_bytes, end_bytes=start_bytes + table_bytes)
@@ -303,7 +313,14 @@ class Applier:
             return work
 
     def check_usable(self) -> None:
-        """Raise PoisonedError if an earlier failure left the memory behind the log."""
+        """Raise PoisonedError if an earlier failure left the memory behind the log.
+
+        Raises ForkedError in a fork, which must not work on the rank's memory beside the rank.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"effects are applied by process {self._pid}; process {os.getpid()} is a fork of it"
+            )
         if self._poisoned is not None:
             raise PoisonedError(f"this rank is poisoned: {self._poisoned}")
 
@@ -408,7 +425,7 @@ def _entries_cannot(first_position: int) -> str:
 def _table_extents(plan: StoragePlan) -> list[tuple[int, int]]:
     """Return start and size in bytes of every table that has to start out as zero."""
     region = plan.region
-    tables = [region.request_table, region.row_lengths, region.progress]
+    tables = [region.request_table, region.row_lengths]
     if region.state_table is not None:
         tables.append(region.state_table)
     extents = [(table.offset_bytes, table.table_bytes) for table in tables]

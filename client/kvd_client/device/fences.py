@@ -21,7 +21,7 @@ import os
 from typing import Final, NamedTuple, NewType
 
 from kvd_client.device.descriptors import create_memory
-from kvd_client.errors import DeviceError
+from kvd_client.errors import DeviceError, ForkedError
 
 LaneNumber = NewType("LaneNumber", int)
 """Counts the submissions of a lane; 0 stands before the first."""
@@ -64,17 +64,26 @@ def passed(current: LaneNumber, wanted: LaneNumber) -> bool:
 
 
 class Lane:
-    """The words of one stream; `begin`, `mark_submitted` and `mark_done` belong to its owner."""
+    """The words of one stream; `begin`, `mark_submitted` and `mark_done` belong to its owner.
+
+    A fork of the owner shares the page and none of the streams: it may count nothing.
+    """
 
     def __init__(self, words: memoryview, *, lane_index: int) -> None:
         self._words = words
         self._begun_index = lane_index * _LANE_WORDS_COUNT + _BEGUN
         self._submitted_index = lane_index * _LANE_WORDS_COUNT + _SUBMITTED
         self._done_index = lane_index * _LANE_WORDS_COUNT + _DONE
+        self._pid = os.getpid()
         self.lane_index = lane_index
 
     def begin(self) -> LaneNumber:
-        """Store and return the number of the submission that is about to be enqueued."""
+        """Store and return the number of the submission that is about to be enqueued.
+
+        Raises ForkedError in a fork of the process that mapped the page.
+        """
+        if os.getpid() != self._pid:
+            raise _forked(self._pid)
         number = self._words[self._begun_index] + 1
         assert number < _WORD_MASK, "the greatest number would never be waited for rightly"
         self._words[self._begun_index] = number
@@ -104,7 +113,10 @@ class Lane:
         """Declare everything begun done, for a stream whose processes are gone.
 
         Returns the words as they were before; whoever keeps a journal writes them there first.
+        Raises ForkedError in a fork: completed by it, a living stream would look quiet.
         """
+        if os.getpid() != self._pid:
+            raise _forked(self._pid)
         before = self.values()
         self._words[self._submitted_index] = before.begun
         self._words[self._done_index] = before.begun
@@ -122,12 +134,15 @@ class FencePage:
                 f"a fence page has {PAGE_BYTES} bytes, descriptor {descriptor} holds {size_bytes}"
             )
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+        self._pid = os.getpid()
         self._mapping = mmap.mmap(descriptor, PAGE_BYTES, flags=mmap.MAP_SHARED, prot=access)
         self._words = memoryview(self._mapping).cast("Q")
         self._lanes = tuple(Lane(self._words, lane_index=i) for i in range(LANES_COUNT))
 
     def lane(self, lane_index: int) -> Lane:
-        """Return a lane; raises DeviceError if the page has no such lane."""
+        """Return a lane; raises DeviceError if the page has no such lane, ForkedError in a fork."""
+        if os.getpid() != self._pid:
+            raise _forked(self._pid)
         if not 0 <= lane_index < LANES_COUNT:
             raise DeviceError(f"a fence page has lanes 0 to {LANES_COUNT - 1}, not {lane_index}")
         return self._lanes[lane_index]
@@ -149,6 +164,12 @@ class FencePage:
         """Give the mapping up; lanes of this page cannot be used afterwards."""
         self._words.release()
         self._mapping.close()
+
+
+def _forked(owner_pid: int) -> ForkedError:
+    return ForkedError(
+        f"a fence page was mapped by process {owner_pid} and is used by its fork {os.getpid()}"
+    )
 
 
 def create_fence_page(name: str) -> int:
