@@ -10,6 +10,7 @@ interruption: whether the frames went out and the answer that came.
 import asyncio
 import os
 import socket
+from contextlib import suppress
 from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
@@ -157,11 +158,70 @@ def socket_path(address: str) -> str:
     return path
 
 
+def listen_once(
+    line: socket.socket, path: str, deadline_ms: int, *, fds_max: int
+) -> tuple[object, list[int]]:
+    """Receive one message from a lifeline and decode it; raises DeadlineError and others."""
+    line.settimeout(deadline_ms / 1000)
+    try:
+        payload, fds = descriptors.receive_message(line, fds_max)
+    except TimeoutError as error:
+        raise _late(path, deadline_ms) from error
+    except OSError as error:
+        raise _hung_up(path) from error
+    finally:
+        # With a time-out set, Python waits even where the flags say not to.
+        line.setblocking(False)
+    if not payload:
+        raise _hung_up(path)
+    try:
+        return decode_control(payload), fds
+    except FrameError as error:
+        descriptors.close_all(fds)
+        raise ReplyError(f"the lifeline of {path}: {error.message}") from error
+
+
+def expect_ticket(line: socket.socket, path: str, deadline_ms: int) -> Ticket:
+    """Return what a lifeline says first; raises AttachError if the daemon takes no client."""
+    ticket, _ = listen_once(line, path, deadline_ms, fds_max=0)
+    if isinstance(ticket, ErrorReply):
+        raise AttachError(ticket.message, code=code_of(ticket.code), retry=ticket.retry)
+    if not isinstance(ticket, Ticket):
+        raise ReplyError(
+            f"{path}{LIFELINE_SUFFIX} said {type(ticket).__name__} where a ticket is due"
+        )
+    return ticket
+
+
+def fetch_memory(
+    line: socket.socket, path: str, token: int, deadline_ms: int
+) -> dict[str, MemoryDescriptor]:
+    """Ask over a lifeline for a session's memory; raises what the daemon answers."""
+    descriptors.send_message(line, encode(FetchDescriptors(token=token)))
+    answer, fds = listen_once(line, path, deadline_ms, fds_max=DESCRIPTORS_MAX)
+    if isinstance(answer, ErrorReply):
+        raise error_of(answer.code, answer.message, retry=answer.retry)
+    if not isinstance(answer, Descriptors) or len(answer.names) != len(fds):
+        descriptors.close_all(fds)
+        raise ReplyError(f"{type(answer).__name__} with {len(fds)} descriptors came to a fetch")
+    pairs = zip(answer.names, fds, answer.sizes_bytes, strict=True)
+    return {name: MemoryDescriptor(fd, size_bytes) for name, fd, size_bytes in pairs}
+
+
+def _late(path: str, deadline_ms: int) -> DeadlineError:
+    return DeadlineError(f"no answer from {path} within {deadline_ms} ms")
+
+
+def _hung_up(path: str) -> UnreachableError:
+    return UnreachableError(f"the daemon at {path} has hung up")
+
+
 class ZmqTransport:
     """A daemon on the same host."""
 
     def __init__(self, address: str) -> None:
         self._path = socket_path(address)
+        self._pid = os.getpid()
         self._lifeline: socket.socket | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._dealer: zmq.Socket[bytes] | None = None
@@ -184,11 +244,7 @@ class ZmqTransport:
                 f"no daemon answers at {path} ({error.strerror or error}); "
                 f"start one with: kvd serve --socket {self._path}"
             ) from error
-        ticket, _ = self._listen(deadline_ms, fds_max=0)
-        if isinstance(ticket, ErrorReply):
-            raise AttachError(ticket.message, code=code_of(ticket.code), retry=ticket.retry)
-        if not isinstance(ticket, Ticket):
-            raise ReplyError(f"{path} said {type(ticket).__name__} where a ticket is due")
+        ticket = expect_ticket(self._lifeline, self._path, deadline_ms)
         # A context of its own: a fork of this process then shares no I/O thread with it.
         self._context = zmq.Context()
         self._dealer = self._context.socket(zmq.DEALER)
@@ -230,10 +286,10 @@ class ZmqTransport:
         if dealer in ready:
             return
         if not ready:
-            raise self._late(deadline_ms)
+            raise _late(self._path, deadline_ms)
         # The last words of a daemon that stopped may come behind its end of the lifeline.
         if not dealer.poll(LAST_WORDS_MS):
-            raise self._hung_up()
+            raise _hung_up(self._path)
 
     async def wait_async(self, deadline_ms: int) -> None:
         """Wait until a message is there; the loop watches both sockets meanwhile."""
@@ -252,7 +308,9 @@ class ZmqTransport:
                     loop.remove_reader(files[1])
                 await asyncio.wait_for(changed.wait(), max(0.0, end - monotonic()))
         except TimeoutError:
-            raise self._hung_up() if self._lifeline_ended() else self._late(deadline_ms) from None
+            raise (
+                _hung_up(self._path) if self._lifeline_ended() else _late(self._path, deadline_ms)
+            ) from None
         finally:
             for file in files:
                 loop.remove_reader(file)
@@ -273,15 +331,7 @@ class ZmqTransport:
 
     def fetch(self, token: int, deadline_ms: int) -> dict[str, MemoryDescriptor]:
         """Ask the lifeline for the session's memory; raises what the daemon answers."""
-        descriptors.send_message(self._line(), encode(FetchDescriptors(token=token)))
-        answer, fds = self._listen(deadline_ms, fds_max=DESCRIPTORS_MAX)
-        if isinstance(answer, ErrorReply):
-            raise error_of(answer.code, answer.message, retry=answer.retry)
-        if not isinstance(answer, Descriptors) or len(answer.names) != len(fds):
-            descriptors.close_all(fds)
-            raise ReplyError(f"{type(answer).__name__} with {len(fds)} descriptors came to a fetch")
-        pairs = zip(answer.names, fds, answer.sizes_bytes, strict=True)
-        return {name: MemoryDescriptor(fd, size_bytes) for name, fd, size_bytes in pairs}
+        return fetch_memory(self._line(), self._path, token, deadline_ms)
 
     def close(self) -> None:
         """Close both sockets; the lifeline last, so that a farewell gets out first."""
@@ -290,29 +340,16 @@ class ZmqTransport:
         if self._context is not None:
             self._context.term()
         if self._lifeline is not None:
+            if os.getpid() == self._pid:
+                # Forks hold the socket as well: the daemon is to read its end now, not with them.
+                with suppress(OSError):
+                    self._lifeline.shutdown(socket.SHUT_RDWR)
             self._lifeline.close()
         self._dealer = self._context = self._lifeline = None
 
     def _listen(self, deadline_ms: int, *, fds_max: int) -> tuple[object, list[int]]:
         """Receive one message from the lifeline and decode it."""
-        lifeline = self._line()
-        lifeline.settimeout(deadline_ms / 1000)
-        try:
-            payload, fds = descriptors.receive_message(lifeline, fds_max)
-        except TimeoutError as error:
-            raise self._late(deadline_ms) from error
-        except OSError as error:
-            raise self._hung_up() from error
-        finally:
-            # With a time-out set, Python waits even where the flags say not to.
-            lifeline.setblocking(False)
-        if not payload:
-            raise self._hung_up()
-        try:
-            return decode_control(payload), fds
-        except FrameError as error:
-            descriptors.close_all(fds)
-            raise ReplyError(f"the lifeline of {self._path}: {error.message}") from error
+        return listen_once(self._line(), self._path, deadline_ms, fds_max=fds_max)
 
     def _first_frame(self, dealer: "zmq.Socket[bytes]", flags: int) -> bytes:
         """Receive the first frame of a message; raises zmq.Again if none is there in time."""
@@ -337,12 +374,6 @@ class ZmqTransport:
             return False
         except OSError:
             return True
-
-    def _late(self, deadline_ms: int) -> DeadlineError:
-        return DeadlineError(f"no answer from {self._path} within {deadline_ms} ms")
-
-    def _hung_up(self) -> UnreachableError:
-        return UnreachableError(f"the daemon at {self._path} has hung up")
 
     def _socket(self) -> "zmq.Socket[bytes]":
         if self._dealer is None:

@@ -32,6 +32,11 @@ SUBCOMMANDS: Final[dict[str, Subcommand]] = {
     "map": Subcommand("kvd.cli.map", "map_", "Draw the arena: bands, holes, pending pages."),
     "what-if": Subcommand("kvd.cli.what_if", "what_if", "Say whether a demand would fit, and how."),
     "replay": Subcommand("kvd.cli.replay", "replay", "Drive a request trace and check all bytes."),
+    "release-quarantine": Subcommand(
+        "kvd.cli.release_quarantine",
+        "release_quarantine",
+        "Give a dead rank's memory back, on proof.",
+    ),
     "config": Subcommand("kvd.cli.config", "config", "Print the settings that apply, and why."),
     "doctor": Subcommand("kvd.cli.doctor", "doctor", "Check whether this host can run kvd."),
     "bench": Subcommand("kvd.cli.bench", "bench", "Measure kvd beside a plain echo."),

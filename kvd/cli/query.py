@@ -98,6 +98,15 @@ class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     refusals: dict[str, Any] = {}
 
 
+class QuarantineStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a rank that ended, set aside because somebody may still touch it."""
+
+    rank_text: str = msgspec.field(name="who")
+    reason: str
+    age_s: float
+    arena_bytes: int
+
+
 class GroupStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """One model instance; it has stages while its ranks are attached."""
 
@@ -109,6 +118,9 @@ class GroupStatistics(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     last_end: str | None = None
     waiting_for: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+    """Ranks that ended and whose memory is not quiet yet, each with the reason."""
+    quarantined: tuple[QuarantineStatistics, ...] = ()
     stages: tuple[StageStatistics, ...] = ()
 
 

@@ -56,6 +56,13 @@ def _print_tables(document: bytes) -> None:
         click.echo("no group is attached")
     for group in found.groups:
         click.echo(_group_line(group))
+        for rank in group.leaving:
+            click.echo(f"  not quiet yet: {rank}")
+        for item in group.quarantined:
+            click.echo(
+                f"  in quarantine for {item.age_s:,.0f} s: {item.arena_bytes:,} bytes of "
+                f"{item.rank_text}: {item.reason}"
+            )
         for stage in group.stages:
             print_table(_stage_title(stage), _BAND_COLUMNS, _band_rows(stage))
             _print_counters(f"stage {stage.stage}", stage.counters | stage.refusals)

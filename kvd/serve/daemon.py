@@ -172,6 +172,7 @@ class Daemon:
             gc.collect()
             gc.freeze()
             self._collected = True
+        self._dispatcher.lobby.note_confirmed()
         self._published.document = build_document(
             self._dispatcher,
             daemon={

@@ -1,12 +1,12 @@
 """A group and its sessions: ranks gather, run as one incarnation, and end together.
 
 A group forms when every rank of every stage has said hello. It starts when the memory of the ranks
-before is given back. The end of any rank is the end of all: requests are gone from the books at
-once, the memory only when it is quiet.
+before is quiet, and on the same arenas if its plan is the same. The end of any rank is the end of
+all: requests are gone from the books at once, the memory only when it is quiet.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -15,8 +15,10 @@ from kvd.alloc.checks import CheckLevel
 from kvd.build import GroupStorage, build_group
 from kvd.engine.incarnation import Incarnation
 from kvd.errors import ServeError
+from kvd.serve.group_memory import GroupMemory
+from kvd.serve.leaving import Leaving
 from kvd.serve.lifeline import Lifeline
-from kvd.serve.memory import DescriptorKeeper, LaneRecord, RankMemory
+from kvd.serve.memory import DescriptorKeeper, RankMemory
 from kvd_proto.codec import digest_of, encode
 from kvd_proto.control import ErrorReply, Hello, Mode, Role, Welcome
 from kvd_proto.errors import ErrorCode
@@ -25,9 +27,6 @@ from kvd_proto.version import PROTOCOL_VERSION
 
 _GROUP_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Holders take it as part of a descriptor's name."""
-
-LANE_RECORDS_MAX = 1024
-"""Lanes of ranks that ended, kept for whoever asks what was in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,8 @@ class Session:
     """Whether a follow waits for entries."""
     asked_index: int = 0
     """Index in the header of the newest message, which its answer carries back."""
+    companions: list[Lifeline] = field(default_factory=list[Lifeline])
+    """Further processes of the rank, each registered when it asked for the rank's memory."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -95,15 +96,6 @@ class Running:
     has_followers: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """Memory of a rank that ended, until it is quiet."""
-
-    memory: RankMemory
-    lifeline: Lifeline
-    rank: str
-
-
 class Group:
     """One model instance."""
 
@@ -113,14 +105,10 @@ class Group:
         self.tp, self.pp = hello.tp, hello.pp
         self.waiting: dict[tuple[int, int], Session] = {}
         self.running: Running | None = None
-        self.leaving: list[Leaving] = []
+        self.memory = GroupMemory(hello.group, keeper=keeper)
         self.incarnation_count = 0
         self.last_end = ""
-        self.lane_records: list[LaneRecord] = []
-        self.release_problems: list[str] = []
-        """What went wrong while memory was given back, for the log."""
         self._settings = settings
-        self._keeper = keeper
         self._declared = _declared(hello)
         self._build(hello, budget_bytes=hello.sizing.budget_bytes)
 
@@ -134,14 +122,15 @@ class Group:
         """Return what the group is doing, in one word."""
         if self.running is not None:
             return "running"
-        if self.leaving:
+        if self.memory.leaving:
             return "leaving"
         return "forming" if self.waiting else "empty"
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing of the group is left."""
-        return not (self.waiting or self.running or self.leaving)
+        """Return whether nothing of the group is left that has to be kept."""
+        memory = self.memory
+        return not (self.waiting or self.running or memory.leaving or memory.has_survivors)
 
     def missing(self) -> list[str]:
         """Return the ranks that have not said hello, in words."""
@@ -177,7 +166,6 @@ class Group:
         """
         assert len(self.waiting) == self.rank_count
         assert self.running is None
-        assert not self.leaving
         sessions = dict(sorted(self.waiting.items()))
         _check_modes(list(sessions.values()))
         asked = {
@@ -188,7 +176,9 @@ class Group:
         first = next(iter(sessions.values())).hello
         storage = self._build(first, budget_bytes=asked[minimum])
         number = self.incarnation_count + 1
-        memories = self._create_memories(storage, number)
+        plans = tuple(stage.storage for stage in storage.stages)
+        memories = self.memory.create(plans, number=number, tp=self.tp)
+        legacies, redo = self.memory.inherit()
         self.incarnation_count = number
         self.waiting.clear()
         self.running = Running(
@@ -204,19 +194,29 @@ class Group:
                     lag_entries_max=self._settings.lag_entry_count_max,
                     idle_moves_max=self._settings.idle_moves_max,
                     batch_moves_max=self._settings.batch_moves_max,
+                    legacy=legacy,
                 )
-                for stage in storage.stages
+                for stage, legacy in zip(storage.stages, legacies, strict=True)
             ),
             sessions=sessions,
             memories=memories,
             has_followers=any(session.hello.mode is Mode.FOLLOWER for session in sessions.values()),
         )
         return {
-            key: self._welcome(session, storage, asked[key], asked[minimum], minimum)
+            key: msgspec.structs.replace(
+                self._welcome(session, storage, asked[key], asked[minimum], minimum),
+                position=legacies[session.hello.stage].end_position,
+                redo=redo.get(key, b""),
+            )
             for key, session in sessions.items()
         }
 
-    def end(self, cause: str, *, code: ErrorCode) -> list[Session]:
+    def note_confirmed(self) -> None:
+        """Read from every rank's memory up to where its effects have run."""
+        if self.running is not None:
+            self.memory.note_confirmed(self.running.stages)
+
+    def end(self, cause: str, *, code: ErrorCode, now_s: float) -> list[Session]:
         """End the running incarnation; returns its sessions, each told what it will be answered."""
         running = self.running
         assert running is not None
@@ -225,28 +225,21 @@ class Group:
         message = f"incarnation {running.number_index} of group {self.name!r} ended: {cause}"
         for incarnation in running.stages:
             incarnation.end(cause)
+        leaving: list[Leaving] = []
         for key, session in running.sessions.items():
             session.ended = ErrorReply(code=code.value, message=message)
-            self.leaving.append(
-                Leaving(running.memories[key], session.lifeline, session.describe())
+            leaving.append(
+                Leaving(
+                    memory=running.memories[key],
+                    processes=(session.lifeline, *session.companions),
+                    rank=session.describe(),
+                    key=key,
+                    ended_at_s=now_s,
+                    driver=self.memory.driver,
+                )
             )
+        self.memory.end(running.stages, leaving)
         return list(running.sessions.values())
-
-    def release_quiet(self) -> list[Leaving]:
-        """Give back the memory that is quiet; returns what was given back."""
-        quiet = [item for item in self.leaving if item.memory.quiet(item.lifeline)]
-        for item in quiet:
-            record = item.memory.release()
-            if record.problem:
-                self.release_problems.append(record.problem)
-            self.lane_records.append(record)
-        del self.lane_records[:-LANE_RECORDS_MAX]
-        self.leaving = [item for item in self.leaving if item not in quiet]
-        return quiet
-
-    def blockers(self) -> str:
-        """Return who keeps the memory of the last incarnation, in words."""
-        return ", ".join(item.rank for item in self.leaving)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -268,25 +261,6 @@ class Group:
                 code=ErrorCode.BAD_MODEL,
             )
         return storage
-
-    def _create_memories(
-        self, storage: GroupStorage, number: int
-    ) -> dict[tuple[int, int], RankMemory]:
-        """Create every rank's memory, or none."""
-        memories: dict[tuple[int, int], RankMemory] = {}
-        try:
-            for stage_index, stage in enumerate(storage.stages):
-                for rank in range(self.tp):
-                    memories[stage_index, rank] = RankMemory(
-                        f"{self.name}.{number}.{stage_index}.{rank}",
-                        arena_bytes=stage.storage.total_bytes,
-                        keeper=self._keeper,
-                    )
-        except BaseException:
-            for memory in memories.values():
-                memory.release()
-            raise
-        return memories
 
     def _welcome(
         self,

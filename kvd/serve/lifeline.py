@@ -25,7 +25,16 @@ from kvd_client.device.descriptors import (
     send_message,
 )
 from kvd_proto.codec import decode_control, encode
-from kvd_proto.control import Descriptors, ErrorReply, FetchDescriptors, Ticket
+from kvd_proto.control import (
+    Ack,
+    Bye,
+    Control,
+    Descriptors,
+    ErrorReply,
+    FetchDescriptors,
+    FreeQuarantined,
+    Ticket,
+)
 from kvd_proto.errors import ErrorCode, KvdError
 
 BACKLOG_COUNT = 128
@@ -43,8 +52,17 @@ class Lifeline:
         self.pidfd: int | None = pidfd
         self.ticket = secrets.randbits(63) | 1
         self.connected = True
+        self.let_go = False
+        """Whether it hung up in order, which its library does after its streams ran dry."""
+        self.parting = False
+        """Whether it said that it leaves; a process beside a rank may, and its rank goes on."""
         self.claimed = False
-        """Whether a hello has used the ticket."""
+        """Whether a hello has used the ticket, or a rank has this process beside its own."""
+
+    @property
+    def parted(self) -> bool:
+        """Return whether it took its leave and hung up: it is done with the memory of its rank."""
+        return self.parting and self.let_go
 
     @property
     def process_ended(self) -> bool:
@@ -67,6 +85,10 @@ class LifelineOwner(Protocol):
 
     def lifeline_ended(self, lifeline: Lifeline, cause: str) -> None:
         """Take in that a client hung up or died."""
+        ...
+
+    def free_quarantined(self, request: FreeQuarantined, *, pid: int) -> None:
+        """Give memory back on an administrator's word; raises KvdError."""
         ...
 
 
@@ -188,20 +210,17 @@ class LifelineServer:
         except BlockingIOError:
             return
         except (OSError, KvdError) as error:
+            # What was sent to it last was not read before it hung up: in order all the same.
+            lifeline.let_go = isinstance(error, ConnectionResetError)
             self._end(lifeline, f"broke its descriptor connection: {error}")
             return
         close_all(descriptors)
         if not payload:
+            lifeline.let_go = True
             self._end(lifeline, "hung up")
             return
         try:
-            request = decode_control(payload)
-            if not isinstance(request, FetchDescriptors):
-                raise ServeError(
-                    f"{type(request).__name__} is no message for the descriptor socket",
-                    code=ErrorCode.BAD_FRAME,
-                )
-            reply, fds = self._owner.descriptors(lifeline, request.token)
+            reply, fds = self._answer(lifeline, payload)
             send_message(lifeline.sock, encode(reply), fds)
         except KvdError as error:
             refusal = ErrorReply(code=error.code.value, message=error.message, retry=error.retry)
@@ -211,6 +230,28 @@ class LifelineServer:
                 self._end(lifeline, f"could not be answered: {lost}")
         except OSError as error:
             self._end(lifeline, f"could not be answered: {error}")
+
+    def _answer(self, lifeline: Lifeline, payload: bytes) -> tuple[Control, Sequence[int]]:
+        """Do what a message asks; returns the answer and its descriptors. Raises KvdError."""
+        request = decode_control(payload)
+        if isinstance(request, FetchDescriptors):
+            return self._owner.descriptors(lifeline, request.token)
+        if isinstance(request, Bye):
+            lifeline.parting = True
+            return Ack(), ()
+        if isinstance(request, FreeQuarantined):
+            if lifeline.uid not in (0, os.getuid()):
+                raise ServeError(
+                    f"user {lifeline.uid} may not free quarantined memory; the daemon's own user, "
+                    f"{os.getuid()}, and root may",
+                    code=ErrorCode.FORBIDDEN,
+                )
+            self._owner.free_quarantined(request, pid=lifeline.pid)
+            return Ack(), ()
+        raise ServeError(
+            f"{type(request).__name__} is no message for the descriptor socket",
+            code=ErrorCode.BAD_FRAME,
+        )
 
     def _died(self, lifeline: Lifeline) -> None:
         self._end(lifeline, "died")

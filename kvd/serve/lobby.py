@@ -7,6 +7,7 @@ memory is given back when it is quiet. What messages mean beyond that is the dis
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Protocol
 
 from kvd.errors import ServeError, SessionError
@@ -14,12 +15,14 @@ from kvd.serve.group import Group, GroupSettings, Session, check_hello
 from kvd.serve.lifeline import Lifeline, LifelineServer
 from kvd.serve.memory import DescriptorKeeper
 from kvd_proto.codec import decode_control, encode
-from kvd_proto.control import Descriptors, Header, Hello, MessageKind, Role
+from kvd_proto.control import Descriptors, FreeQuarantined, Header, Hello, MessageKind, Role
 from kvd_proto.errors import ErrorCode, KvdError
 from kvd_proto.version import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN
 
 QUIET_POLL_S = 0.005
 """How often memory of ranks that ended is looked at; a stream runs dry in about this time."""
+QUARANTINE_POLL_S = 0.1
+"""How often it is looked at once its time is over."""
 
 Send = Callable[[bytes, bytes, bytes], None]
 """Sends header and body to a routing id."""
@@ -107,7 +110,11 @@ class Lobby:
         self._start_if_ready(group)
 
     def _start_if_ready(self, group: Group) -> None:
-        if len(group.waiting) < group.rank_count or group.running is not None or group.leaving:
+        if (
+            len(group.waiting) < group.rank_count
+            or group.running is not None
+            or group.memory.leaving
+        ):
             return
         sessions = list(group.waiting.values())
         self._stop_timer(group)
@@ -130,10 +137,11 @@ class Lobby:
         """Answer the ranks that came, naming what their group waited for in vain."""
         del self._timers[group.name]
         waited_ms = self._settings.group_wait_ms
-        if group.leaving:
+        if group.memory.leaving:
             problem = ServeError(
                 f"memory of the last incarnation of group {group.name!r} is still in use after "
-                f"{waited_ms} ms by {group.blockers()}; end those processes",
+                f"{waited_ms} ms by {group.memory.blockers()}; end those processes, or "
+                f"state what proves that they are done with it: kvd release-quarantine",
                 code=ErrorCode.BUSY,
                 retry=True,
             )
@@ -164,7 +172,7 @@ class Lobby:
         """Take in that a client hung up or died: the end of its rank."""
         session = next((item for item in self.sessions.values() if item.lifeline is lifeline), None)
         if session is None:
-            self._finish(lifeline)
+            self._companion_ended(lifeline, cause)
             return
         group = session.group
         if group.waiting.get(session.key) is session:
@@ -183,9 +191,30 @@ class Lobby:
             del self.sessions[session.token]
             self._finish(lifeline)
 
+    def _companion_ended(self, lifeline: Lifeline, cause: str) -> None:
+        """Take in that a process beside a rank is gone: its rank's end, unless it took its leave.
+
+        Only one that has nothing to do with the memory any more is forgotten.
+        """
+        for session in self.sessions.values():
+            if lifeline not in session.companions or session.ended is not None:
+                continue
+            if lifeline.parted:
+                session.companions.remove(lifeline)
+            else:
+                problem = f"{session.describe()} is lost: {cause}, a process beside its own"
+                self.end_group(session.group, problem, code=ErrorCode.RANK_LOST)
+            break
+        self._finish(lifeline)
+
     def _finish(self, lifeline: Lifeline) -> None:
         """Stop watching a process once it hung up and none of its memory is left."""
-        leaving = (item.lifeline for group in self.groups.values() for item in group.leaving)
+        leaving = [
+            process
+            for group in self.groups.values()
+            for item in group.memory.leaving
+            for process in item.processes
+        ]
         if not lifeline.connected and all(item is not lifeline for item in leaving):
             lifeline.stop_watching()
 
@@ -221,53 +250,110 @@ class Lobby:
         if group.running is None:
             return
         self._log(f"event=incarnation_end group={group.name} code={code.value} cause={cause!r}")
-        sessions = group.end(cause, code=code)
+        sessions = group.end(cause, code=code, now_s=monotonic())
         self._owner.sessions_ended(sessions)
         for session in sessions:
             if not session.lifeline.connected:
                 self.sessions.pop(session.token, None)
-        deadline = self._loop.time() + self._settings.quiet_wait_ms / 1000
-        self._release(group, deadline)
+        self._release(group)
 
-    def _release(self, group: Group, deadline: float | None) -> None:
-        """Give memory back as it falls quiet; past the deadline say once who keeps it."""
-        for item in group.release_quiet():
-            self._finish(item.lifeline)
-            self._log(f"event=memory_released group={group.name} rank={item.rank!r}")
-        for problem in group.release_problems:
-            self._log(f"event=release_problem group={group.name} problem={problem!r}")
-        group.release_problems.clear()
-        if group.leaving:
-            if deadline is not None and self._loop.time() > deadline:
-                self._log(
-                    f"event=memory_quarantined group={group.name} kept_by={group.blockers()!r}"
-                )
-                deadline = None
-            self._loop.call_later(QUIET_POLL_S, self._release, group, deadline)
+    def _release(self, group: Group) -> None:
+        """Give memory back as it falls quiet; past its time it is set aside, with the reason."""
+        memory = group.memory
+        for item in memory.release_quiet():
+            for process in item.processes:
+                self._finish(process)
+            self._log(
+                f"event=memory_quiet group={group.name} rank={item.rank!r} proof={item.reason!r}"
+            )
+        for item in memory.quarantine(monotonic(), wait_ms=self._settings.quiet_wait_ms):
+            self._log(
+                f"event=memory_quarantined group={group.name} kept_by={item.rank!r} "
+                f"bytes={item.bytes} reason={item.reason!r}"
+            )
+        self._tell_problems(group)
+        if memory.leaving:
+            waits = any(item.quarantined_at_s is None for item in memory.leaving)
+            poll_s = QUIET_POLL_S if waits else QUARANTINE_POLL_S
+            self._loop.call_later(poll_s, self._release, group)
             return
         self._start_if_ready(group)
         self._drop_if_empty(group)
 
     def _drop_if_empty(self, group: Group) -> None:
         if group.is_empty and self.groups.get(group.name) is group:
+            if group.memory.has_arenas:
+                group.memory.release_arenas()
+                self._log(f"event=memory_released group={group.name}")
+            self._tell_problems(group)
             del self.groups[group.name]
+
+    def _tell_problems(self, group: Group) -> None:
+        for problem in group.memory.problems:
+            self._log(f"event=release_problem group={group.name} problem={problem!r}")
+        group.memory.problems.clear()
+
+    def note_confirmed(self) -> None:
+        """Read up to where the effects of every running rank have run."""
+        for group in self.groups.values():
+            group.note_confirmed()
+
+    def free_quarantined(self, request: FreeQuarantined, *, pid: int) -> None:
+        """Give a dead rank's memory back on an administrator's word; raises ServeError."""
+        group = self.groups.get(request.group)
+        held = [] if group is None else group.memory.leaving
+        item = next((one for one in held if one.key == (request.stage, request.rank)), None)
+        if item is None or item.quarantined_at_s is None:
+            state = "is not in quarantine" if item is None else "is not over its time yet"
+            raise ServeError(
+                f"memory of stage {request.stage} rank {request.rank} of group {request.group!r} "
+                f"{state}; kvd stats shows what is in quarantine",
+                code=ErrorCode.BAD_ARGUMENT,
+            )
+        if not request.evidence.strip():
+            raise ServeError(
+                "evidence is empty: say what proves that nobody touches the memory any more",
+                code=ErrorCode.BAD_ARGUMENT,
+            )
+        self._log(
+            f"event=quarantine_overruled group={request.group} rank={item.rank!r} "
+            f"by_process={pid} evidence={request.evidence!r} reason={item.reason!r}"
+        )
+        item.free_on_proof(request.evidence)
 
     # ---- descriptors ----------------------------------------------------------------------------
 
     def descriptors(self, lifeline: Lifeline, token: int) -> tuple[Descriptors, Sequence[int]]:
-        """Return what a session may map: its arena and its fence page."""
+        """Return what a rank may map: its arena and its fence page.
+
+        Whoever gets it is watched: a process that is not the session's own becomes one of the
+        rank's, whose memory is not quiet before that one ended or let go as well.
+        """
         session = self.sessions.get(token)
-        if session is None or session.lifeline is not lifeline or session.group.running is None:
+        running = None if session is None else session.group.running
+        if session is None or running is None or running.sessions.get(session.key) is not session:
             raise SessionError(
-                "descriptors are given to a welcomed session over its own lifeline",
+                "descriptors are given to a welcomed session while its incarnation runs",
                 code=ErrorCode.FENCED,
             )
-        memory = session.group.running.memories[session.key]
+        if session.lifeline is not lifeline and lifeline not in session.companions:
+            if lifeline.claimed or lifeline.parting:
+                raise SessionError(
+                    "this process is another rank's, or has taken its leave", code=ErrorCode.FENCED
+                )
+            lifeline.claimed = True
+            session.companions.append(lifeline)
+            self._log(
+                f"event=companion group={session.group.name} rank={session.describe()!r} "
+                f"process={lifeline.pid}"
+            )
+        memory = running.memories[session.key]
         return (
             Descriptors(
-                names=("arena", "fence"), sizes_bytes=(memory.arena_bytes, memory.fence_bytes)
+                names=("arena", "fence"),
+                sizes_bytes=(memory.arena.size_bytes, memory.fence_bytes),
             ),
-            (memory.arena, memory.fence),
+            (memory.arena.descriptor, memory.fence),
         )
 
     def _stop_timer(self, group: Group) -> None:

@@ -1,18 +1,20 @@
-"""The memory of one rank in one incarnation: its arena, its fence page, and when it is quiet.
+"""The memory of a rank: an arena that outlives incarnations, and a fence page for each of them.
 
 A rank's memory outlives the rank: it is given back only when nobody can touch it any more, which
-the clock never proves.
+the clock never proves. An arena is used again by the next incarnation of the same plan, because
+100 GiB of a GPU do not exist twice; a fence page is never used again.
 """
 
 import os
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvd.serve.lifeline import Lifeline
 from kvd_client.device.descriptors import create_memory, descriptor_size
 from kvd_client.device.fences import FencePage, LaneValues, create_fence_page
 from kvd_proto.errors import KvdError
+from kvd_proto.memory import StoragePlan
 
 
 class DescriptorKeeper(Protocol):
@@ -37,46 +39,66 @@ class LaneRecord:
     """What went wrong when the memory was given back; empty for nothing."""
 
 
-class RankMemory:
-    """Arena and fence page of one rank, owned by the daemon as descriptors."""
+class Arena:
+    """Arena and tables of one rank, owned by the daemon as a descriptor."""
 
-    def __init__(self, name: str, *, arena_bytes: int, keeper: DescriptorKeeper) -> None:
+    def __init__(self, name: str, *, size_bytes: int, keeper: DescriptorKeeper) -> None:
         """Create the memory and have it kept; raises KvdError with nothing left behind."""
         self.name = name
-        self.arena_bytes = arena_bytes
+        self.size_bytes = size_bytes
         with ExitStack() as undo:
-            self.arena = create_memory(f"kvd-{name}-arena", arena_bytes)
-            undo.callback(os.close, self.arena)
+            self.descriptor = create_memory(f"kvd-{name}-arena", size_bytes)
+            undo.callback(os.close, self.descriptor)
+            keeper.put(f"{name}/arena", self.descriptor, size_bytes)
+            undo.callback(keeper.drop, f"{name}/arena")
+            self._undo = undo.pop_all()
+
+    def progress_position(self, plan: StoragePlan) -> int:
+        """Return the position in the progress word: everything before it has run.
+
+        Its entry may have run in part. While a rank runs, the word may move on meanwhile.
+        """
+        word = os.pread(self.descriptor, 8, plan.region.progress.offset_bytes)
+        return int.from_bytes(word, sys.byteorder)
+
+    def release(self) -> str:
+        """Give the memory back; returns what went wrong, or nothing.
+
+        A holder that cannot be told is no reason to keep the memory here.
+        """
+        return _undone(self._undo)
+
+
+class RankMemory:
+    """What one rank maps in one incarnation: its arena and a fence page of its own."""
+
+    def __init__(self, name: str, *, arena: Arena, keeper: DescriptorKeeper) -> None:
+        """Create the fence page and have it kept; raises KvdError with nothing left behind."""
+        self.name = name
+        self.arena = arena
+        with ExitStack() as undo:
             self.fence = create_fence_page(f"kvd-{name}-fence")
             undo.callback(os.close, self.fence)
             self.page = FencePage(self.fence)
             undo.callback(self.page.close)
-            keeper.put(f"{name}/arena", self.arena, arena_bytes)
-            undo.callback(keeper.drop, f"{name}/arena")
             self.fence_bytes = descriptor_size(self.fence)
             keeper.put(f"{name}/fence", self.fence, self.fence_bytes)
             undo.callback(keeper.drop, f"{name}/fence")
             self._undo = undo.pop_all()
 
-    def quiet(self, lifeline: Lifeline) -> bool:
-        """Return whether nobody can touch the memory any more.
+    def release_fences(self) -> LaneRecord:
+        """Record the lanes as they are, then complete them, then give the page back.
 
-        On the host device a process that ended takes its streams along. One that lives must have
-        let go of its lifeline, which its library does after its streams ran dry, and its lanes must
-        agree.
-        """
-        if lifeline.process_ended:
-            return True
-        return not lifeline.connected and self.page.quiet
-
-    def release(self) -> LaneRecord:
-        """Complete the lanes and give the memory back; returns the lanes as they were.
-
-        A holder that cannot be told is no reason to keep the memory here; the record says so.
+        The arena stays. A holder that cannot be told is no reason to keep the page here; the record
+        says so.
         """
         lanes = self.page.complete()
-        try:
-            self._undo.close()
-        except KvdError as error:
-            return LaneRecord(self.name, lanes, error.message)
-        return LaneRecord(self.name, lanes)
+        return LaneRecord(self.name, lanes, _undone(self._undo))
+
+
+def _undone(undo: ExitStack) -> str:
+    try:
+        undo.close()
+    except KvdError as error:
+        return error.message
+    return ""

@@ -53,7 +53,13 @@ class StatisticsCollector(Collector):
         refusals = CounterMetricFamily(
             "kvd_refusals", "Refused takes by reason", labels=("group", "stage", "reason")
         )
+        quarantined = GaugeMetricFamily(
+            "kvd_quarantined_bytes",
+            "Bytes of arenas that a rank that ended may still touch",
+            labels=("group",),
+        )
         for group in groups:
+            quarantined.add_metric([str(group["name"])], group["quarantined_bytes"])
             for stage in group["stages"]:
                 place = [str(group["name"]), str(stage["stage"])]
                 arena.add_metric(place, stage["arena_bytes"])
@@ -64,7 +70,7 @@ class StatisticsCollector(Collector):
                     unit_bytes.add_metric([*place, band["name"]], band["unit_bytes"])
                     for state in _BAND_UNITS:
                         units.add_metric([*place, band["name"], state[:-6]], band[state])
-        yield from (units, unit_bytes, arena, requests, refusals)
+        yield from (units, unit_bytes, arena, requests, refusals, quarantined)
 
 
 def start_metrics(host: str, port: int, published: Published) -> None:

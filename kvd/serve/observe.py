@@ -43,6 +43,12 @@ class Published:
             for group in groups
             if group["leaving"]
         ]
+        problems += [
+            f"{item['arena_bytes']} bytes of group {group['name']} are in quarantine for "
+            f"{item['age_s']:.0f} s, {item['who']}: {item['reason']}"
+            for group in groups
+            for item in group["quarantined"]
+        ]
         for group in groups:
             for stage in group["stages"]:
                 behind = stage["position"] - min(stage["applied"].values(), default=0)

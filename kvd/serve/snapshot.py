@@ -3,7 +3,7 @@
 Schema ``kvd.stats/1``: keys are added, never renamed.
 """
 
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from kvd.alloc.band_statistics import BandStatistics
@@ -52,7 +52,7 @@ def build_document(dispatcher: Dispatcher, *, daemon: Document, lost_replies: in
 
 
 def _group(group: Group) -> Document:
-    running = group.running
+    running, now_s = group.running, monotonic()
     return {
         "name": group.name,
         "model": "" if running is None else running.storage.name,
@@ -62,7 +62,22 @@ def _group(group: Group) -> Document:
         "incarnation": group.incarnation_count,
         "last_end": group.last_end,
         "waiting_for": group.missing() if group.waiting else [],
-        "leaving": [item.rank for item in group.leaving],
+        "leaving": [
+            item.describe() for item in group.memory.leaving if item.quarantined_at_s is None
+        ],
+        "quarantined": [
+            {
+                "stage": item.key[0],
+                "rank": item.key[1],
+                "who": item.rank,
+                "reason": item.reason,
+                "age_s": now_s - item.quarantined_at_s,
+                "arena_bytes": item.bytes,
+            }
+            for item in group.memory.leaving
+            if item.quarantined_at_s is not None
+        ],
+        "quarantined_bytes": group.memory.quarantined_bytes,
         "stages": []
         if running is None
         else [

@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from time import monotonic
 from typing import Any
@@ -32,22 +32,18 @@ TOLD_WITHIN_S = 2.0
 pytestmark = pytest.mark.slow
 
 
-class RankProcess:
-    """One rank in a process of its own."""
+class Talker:
+    """A process that tells what happens, one line of JSON each, and obeys lines on stdin."""
 
-    def __init__(self, **spec: Any) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
-            (
-                sys.executable,
-                *("-m", "tests.e2e.rank_program", str(os.getpid()), json.dumps(spec)),
-            ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment(),
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
         )
         assert self.process.stdout is not None
         self._stdout = self.process.stdout.fileno()
         self._unread = b""
+        self.read_at = 0.0
+        """When the last line was told, as far as it was read at once."""
 
     @property
     def pid(self) -> int:
@@ -62,16 +58,21 @@ class RankProcess:
             piece = os.read(self._stdout, 65_536)
             assert piece, f"process {self.pid} ended without {event}"
             self._unread += piece
+            self.read_at = monotonic()
         line, _, self._unread = self._unread.partition(b"\n")
         told: dict[str, Any] = json.loads(line)
         assert told["event"] == event, told
         return told
 
+    def tell(self, what: object) -> None:
+        """Send it a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(what).encode() + b"\n")
+        self.process.stdin.flush()
+
     def nudge(self) -> None:
         """Let it do the next thing."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(b"\n")
-        self.process.stdin.flush()
+        self.tell(None)
 
     def kill(self) -> float:
         """Kill it; returns when."""
@@ -85,6 +86,14 @@ class RankProcess:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
+
+
+class RankProcess(Talker):
+    """One rank in a process of its own."""
+
+    def __init__(self, **spec: Any) -> None:
+        parent = str(os.getpid())
+        super().__init__((sys.executable, "-m", "tests.e2e.rank_program", parent, json.dumps(spec)))
 
 
 StartRanks = Callable[..., list[RankProcess]]
@@ -177,7 +186,12 @@ def test_a_rank_whose_forked_child_lives_on_is_lost_all_the_same(
     assert "rank 1" in ranks[0].read("ended")["message"]
     assert monotonic() - killed_at < TOLD_WITHIN_S
     os.kill(children[1], 0)
+    # A fork holds the sockets, too, and keeps neither its dead parent's memory nor a closed one's.
+    ranks[0].nudge()
+    ranks[0].read("closed")
+    wait_until("the group is forgotten", lambda: daemon.group(name) is None)
     for child in children:
+        os.kill(child, 0)
         os.kill(child, signal.SIGKILL)
         wait_ended(child)
 
@@ -237,7 +251,8 @@ def test_a_survivor_that_keeps_its_mapping_blocks_the_next_incarnation_by_name(
             assert "rank 1" not in busy.value.message
         assert keepers_of_memory(f"kvd-{name}.1.0.0-arena")
         assert daemon.health()["problems"] == [
-            f"memory of group {name} is still in use by stage 0 rank 0 (process {ranks[0].pid})"
+            f"memory of group {name} is still in use by stage 0 rank 0 (process {ranks[0].pid}): "
+            f"process {ranks[0].pid} lives and keeps its mapping"
         ]
 
         waiting = [later.start(later.attach, rank, tp=2) for rank in range(2)]
@@ -248,7 +263,11 @@ def test_a_survivor_that_keeps_its_mapping_blocks_the_next_incarnation_by_name(
         clients = [one.result(DEADLINE_S) for one in waiting]
         assert [client.incarnation for client in clients] == [2, 2]
         later.each(clients, lambda client: admit(client, [1]))
-        assert keepers_of_memory(f"kvd-{name}.1.") == []
+        # The same arenas, but fence pages of their own.
+        assert keepers_of_memory(f"kvd-{name}.1.0.0-arena")
+        assert keepers_of_memory(f"kvd-{name}.2.0.0-fence")
+        assert keepers_of_memory(f"kvd-{name}.2.0.0-arena") == []
+        wait_until("old fences are gone", lambda: not keepers_of_memory(f"kvd-{name}.1.0.0-fence"))
 
 
 def test_a_leader_that_is_killed_is_told_to_followers_that_wait(

@@ -28,6 +28,16 @@ DOCUMENT: dict[str, object] = {
             "pp": 1,
             "incarnation": 1,
             "state": "running",
+            "leaving": ["stage 0 rank 1 (process 9): lane 0 began 3 and did 2"],
+            "quarantined": [
+                {
+                    "who": "stage 0 rank 0 (process 8)",
+                    "reason": "process 8 lives",
+                    "age_s": 61.2,
+                    "arena_bytes": 10_000,
+                    "stage": 0,
+                }
+            ],
             "stages": [
                 {
                     "stage": 0,
@@ -172,6 +182,17 @@ def test_stats_prints_tables_of_bands_and_sessions(socket_path: Path) -> None:
         "{FENCED 2}",
     ):
         assert text in result.output
+
+
+def test_stats_say_whose_memory_is_not_quiet_and_why(socket_path: Path) -> None:
+    ran = CliRunner().invoke(cli, ["stats", "--socket", str(socket_path)])
+
+    assert ran.exit_code == 0, ran.output
+    assert "not quiet yet: stage 0 rank 1 (process 9): lane 0 began 3 and did 2" in ran.stdout
+    assert (
+        "in quarantine for 61 s: 10,000 bytes of stage 0 rank 0 (process 8): process 8 lives"
+        in ran.stdout
+    )
 
 
 def test_map_draws_every_stage(socket_path: Path) -> None:

@@ -11,7 +11,14 @@ from kvd.serve.observe import STUCK_AFTER_S, Published
 
 def group(**changes: Any) -> dict[str, Any]:
     """Return a group as the document shows it."""
-    found: dict[str, Any] = {"name": "g", "waiting_for": [], "leaving": [], "stages": []}
+    found: dict[str, Any] = {
+        "name": "g",
+        "waiting_for": [],
+        "leaving": [],
+        "quarantined": [],
+        "quarantined_bytes": 0,
+        "stages": [],
+    }
     return found | changes
 
 
@@ -68,6 +75,16 @@ def test_memory_that_is_still_in_use_is_named_with_who_uses_it() -> None:
 
     assert health["problems"] == ["memory of group g is still in use by stage 0 rank 1 (process 7)"]
     assert health["ok"] is True
+
+
+def test_memory_in_quarantine_is_a_problem_with_bytes_age_and_reason() -> None:
+    item = {"who": "stage 0 rank 1", "reason": "it lives", "age_s": 61.4, "arena_bytes": 4096}
+
+    health = published(group(quarantined=[item])).health()
+
+    assert health["problems"] == [
+        "4096 bytes of group g are in quarantine for 61 s, stage 0 rank 1: it lives"
+    ]
 
 
 def test_a_rank_far_behind_is_a_problem() -> None:
