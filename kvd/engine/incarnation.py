@@ -44,6 +44,8 @@ BATCH_OPERATIONS_MAX = 4096
 """Operations of one batch; it bounds how long one message keeps the daemon busy."""
 FACTS_MAX = 65536
 """Facts that one incarnation remembers in order to ignore repetitions."""
+REDO_ENTRIES_MAX = 65536
+"""Entries that are kept for a redo alone; past them nothing would survive a rank's death."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class BatchRecord:
     end_position: int
     reply: bytes
     """The reply to a rank that had applied everything before the batch."""
+    confirmed_position: int
+    """Up to where effects have run on every rank that sends this batch."""
 
 
 class Program:
@@ -99,6 +103,8 @@ class Incarnation:
         """Up to where each rank was given entries; some may be on their way, or were lost on it."""
         self.confirmed: dict[int, int] = {}
         """Up to where effects are known to have run, of the ranks of which that is known."""
+        self._launch_positions: dict[int, int] = {}
+        """Of the steps that are not processed: what their forwards wait for."""
         self.ended: str | None = None
         self._lag_entries_max = lag_entries_max
         self._programs: dict[int, Program] = {}
@@ -135,6 +141,8 @@ class Incarnation:
         else:
             record = self._compare_batch(state, program=program, rank=rank, index=index, body=body)
         self.given[rank] = max(self.given[rank], record.end_position)
+        if record.confirmed_position:
+            self.note_confirmed(rank, record.confirmed_position)
         if self.applied[rank] == record.start_position:
             return record.end_index, record.reply
         return record.end_index, self._reply(rank, record.end_position)
@@ -157,7 +165,7 @@ class Incarnation:
         self.given[rank] = max(self.given[rank], applied_position)
 
     def note_confirmed(self, rank: int, position: int) -> None:
-        """Take in up to where a rank's effects have run.
+        """Take in up to where a rank's effects have run, as it says or as its memory shows.
 
         A word that an earlier incarnation left, or nobody wrote yet, may say anything: what was not
         given to the rank cannot have run.
@@ -235,6 +243,7 @@ class Incarnation:
             log.end_position,
             engine,
             tuple(log.records(log.first_position, log.end_position)),
+            dict(self.confirmed),
         )
 
     # ---- inside ---------------------------------------------------------------------------------
@@ -246,6 +255,7 @@ class Incarnation:
         first_index, start_position = state.next_index, self.log.end_position
         state.idle = False
         wrong = gated = False
+        confirmed_position = 0
         records: list[LogRecord] = []
         for index, (raw, operation) in enumerate(zip(raws, operations, strict=True), first_index):
             if self._own and not isinstance(operation, (Launch, Processed)):
@@ -257,6 +267,7 @@ class Incarnation:
             else:
                 try:
                     outcome = self._decide(program, operation)
+                    confirmed_position = max(confirmed_position, self._confirmed_by(operation))
                 except OperationError as error:
                     wrong = True
                     outcome = Outcome(Failed(error.code.value, error.message))
@@ -274,6 +285,7 @@ class Incarnation:
             reply=self.log.reply(start_position, end_position)
             if gated
             else join_reply(start_position + 1, [item.entry for item in records]),
+            confirmed_position=confirmed_position,
         )
         state.batches.append(record)
         if not wrong and any(isinstance(operation, Idle) for operation in operations):
@@ -281,6 +293,18 @@ class Incarnation:
             if self._own:
                 self._pass_gate()
         return record
+
+    def _confirmed_by(self, operation: Operation) -> int:
+        """Return up to where effects have run on whoever sends this operation; 0 for no news.
+
+        A rank calls a step processed when its own forward is over, and that ran behind all effects
+        up to its launch's position.
+        """
+        if isinstance(operation, Launch):
+            self._launch_positions[operation.step] = operation.position
+        elif isinstance(operation, Processed):
+            return self._launch_positions.pop(operation.step, 0)
+        return 0
 
     def _decide(self, program: int, operation: Operation) -> Outcome:
         if isinstance(operation, Launch) and operation.position > self.log.end_position:
@@ -354,7 +378,7 @@ class Incarnation:
                 batches.popleft()
         # What runs still may have to be redone, the entry that the progress word names included.
         running = min(self.confirmed.values(), default=slowest + 1) - 1
-        self.log.trim(min(slowest, running))
+        self.log.trim(min(slowest, max(running, slowest - REDO_ENTRIES_MAX)))
 
 
 def _record(program: int, index: int, body: bytes, outcome: Outcome) -> LogRecord:

@@ -5,7 +5,8 @@ every entry of the new log and its meaning never changes. What of the old log a 
 lack is redone by the next applier, but only if something survives that it could matter to.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kvd.engine.log import LogRecord
 from kvd.engine.stage import StageEngine
@@ -21,6 +22,8 @@ class Legacy:
     """Holds what survives; None when nothing does."""
     records: tuple[LogRecord, ...] = ()
     """The newest entries, the last at ``end_position``; empty when nothing survives."""
+    confirmed: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Up to where effects are known to have run, by rank, where the memory does not show it."""
 
     @property
     def first_position(self) -> int:

@@ -19,6 +19,7 @@ from kvd.serve.group_memory import GroupMemory
 from kvd.serve.leaving import Leaving
 from kvd.serve.lifeline import Lifeline
 from kvd.serve.memory import DescriptorKeeper, RankMemory
+from kvd.serve.quiet import DriverCheck
 from kvd_proto.codec import digest_of, encode
 from kvd_proto.control import ErrorReply, Hello, Mode, Role, Welcome
 from kvd_proto.errors import ErrorCode
@@ -48,6 +49,8 @@ class GroupSettings:
     frame_bytes_max: int
     host_memory_bytes: int
     """Memory of this host: an arena on the host device cannot be larger."""
+    driver: DriverCheck | None = None
+    """Who knows which processes hold contexts; None where a process takes its streams along."""
 
 
 @dataclass(slots=True)
@@ -105,7 +108,7 @@ class Group:
         self.tp, self.pp = hello.tp, hello.pp
         self.waiting: dict[tuple[int, int], Session] = {}
         self.running: Running | None = None
-        self.memory = GroupMemory(hello.group, keeper=keeper)
+        self.memory = GroupMemory(hello.group, keeper=keeper, driver=settings.driver)
         self.incarnation_count = 0
         self.last_end = ""
         self._settings = settings

@@ -25,13 +25,15 @@ LANE_RECORDS_MAX = 1024
 class GroupMemory:
     """Arenas by rank, and the ranks that ended and are not quiet yet."""
 
-    def __init__(self, group: str, *, keeper: DescriptorKeeper) -> None:
+    def __init__(
+        self, group: str, *, keeper: DescriptorKeeper, driver: "DriverCheck | None" = None
+    ) -> None:
+        """Start without memory; ``driver`` is None where a process takes its streams along."""
         self.leaving: list[Leaving] = []
         self.lane_records: list[LaneRecord] = []
         self.problems: list[str] = []
         """What went wrong while memory was given back, for the log."""
-        self.driver: DriverCheck | None = None
-        """None on the host device, where a process takes its streams along."""
+        self.driver = driver
         self._group = group
         self._keeper = keeper
         self._arenas: dict[RankKey, Arena] = {}
@@ -62,7 +64,8 @@ class GroupMemory:
         """
         assert not self.leaving, "an arena that is not quiet is nobody's"
         if plans != self._plans:
-            self.release_arenas()
+            # New arenas may need the bytes of the old ones.
+            self.release_arenas(at_once=True)
         arenas = dict(self._arenas)
         memories: dict[RankKey, RankMemory] = {}
         try:
@@ -89,13 +92,16 @@ class GroupMemory:
         """
         legacies = self._legacies or tuple(Legacy(0) for _ in self._plans)
         self._legacies = ()
-        progress = {
-            key: arena.progress_position(self._plans[key[0]]) for key, arena in self._arenas.items()
-        }
-        survives = all(legacy.engine is not None for legacy in legacies) and all(
-            legacies[stage].reaches(position) for (stage, _), position in progress.items()
-        )
-        if not survives:
+        progress: dict[RankKey, int] = {}
+        for (stage, rank), arena in self._arenas.items():
+            position = arena.progress_position(self._plans[stage])
+            if position is None:
+                # The rank reads the word itself, and starts behind it.
+                position = legacies[stage].confirmed.get(rank)
+            if position is not None and legacies[stage].reaches(position):
+                progress[stage, rank] = position
+        everybody = len(progress) == len(self._arenas)
+        if not everybody or any(legacy.engine is None for legacy in legacies):
             return tuple(legacy.without_survivors() for legacy in legacies), {}
         return legacies, {
             key: legacies[key[0]].redo(position) for key, position in progress.items()
@@ -104,7 +110,9 @@ class GroupMemory:
     def note_confirmed(self, stages: tuple[Incarnation, ...]) -> None:
         """Tell running stages up to where the effects of each rank have run."""
         for (stage, rank), arena in self._arenas.items():
-            stages[stage].note_confirmed(rank, arena.progress_position(self._plans[stage]))
+            position = arena.progress_position(self._plans[stage])
+            if position is not None:
+                stages[stage].note_confirmed(rank, position)
 
     def end(self, stages: tuple[Incarnation, ...], leaving: list[Leaving]) -> None:
         """Take in that an incarnation is over, and what its ranks leave."""
@@ -127,11 +135,14 @@ class GroupMemory:
         """Set memory aside that is not quiet in time; returns what was set aside just now."""
         return [item for item in self.leaving if item.overdue(now_s, wait_ms=wait_ms)]
 
-    def release_arenas(self) -> None:
-        """Give the arenas back; nobody runs on them, and all of them are quiet."""
+    def release_arenas(self, *, at_once: bool = False) -> None:
+        """Give the arenas back; nobody runs on them, and all of them are quiet.
+
+        With ``at_once`` their bytes are free when it returns.
+        """
         assert not self.leaving
         for arena in self._arenas.values():
-            problem = arena.release()
+            problem = arena.release(at_once=at_once)
             if problem:
                 self.problems.append(problem)
         self._arenas, self._plans, self._legacies = {}, (), ()

@@ -9,6 +9,7 @@ import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import Thread
 from typing import Protocol
 
 from kvd_client.device.descriptors import create_memory, descriptor_size
@@ -46,27 +47,46 @@ class Arena:
         """Create the memory and have it kept; raises KvdError with nothing left behind."""
         self.name = name
         self.size_bytes = size_bytes
+        self._at_once = False
         with ExitStack() as undo:
             self.descriptor = create_memory(f"kvd-{name}-arena", size_bytes)
-            undo.callback(os.close, self.descriptor)
+            undo.callback(self._close)
             keeper.put(f"{name}/arena", self.descriptor, size_bytes)
             undo.callback(keeper.drop, f"{name}/arena")
             self._undo = undo.pop_all()
 
-    def progress_position(self, plan: StoragePlan) -> int:
+    def progress_position(self, plan: StoragePlan) -> int | None:
         """Return the position in the progress word: everything before it has run.
 
-        Its entry may have run in part. While a rank runs, the word may move on meanwhile.
+        Its entry may have run in part. While a rank runs, the word may move on meanwhile. None if
+        the memory is a GPU's, which only its ranks can read.
         """
-        word = os.pread(self.descriptor, 8, plan.region.progress.offset_bytes)
+        try:
+            word = os.pread(self.descriptor, 8, plan.region.progress.offset_bytes)
+        except OSError:
+            return None
         return int.from_bytes(word, sys.byteorder)
 
-    def release(self) -> str:
+    def release(self, *, at_once: bool = False) -> str:
         """Give the memory back; returns what went wrong, or nothing.
 
-        A holder that cannot be told is no reason to keep the memory here.
+        A holder that cannot be told is no reason to keep the memory here. ``at_once`` waits until
+        the bytes are free, for whoever needs them now.
         """
+        self._at_once = at_once
         return _undone(self._undo)
+
+    def _close(self) -> None:
+        """Close the descriptor, in a thread of its own unless it has to be done at once.
+
+        Whoever closes the last one frees the pages: a third of a second for each GiB of a host
+        arena, in which the daemon would answer nobody.
+        """
+        if self._at_once:
+            os.close(self.descriptor)
+            return
+        closing = Thread(target=os.close, args=(self.descriptor,), name="kvd-close", daemon=True)
+        closing.start()
 
 
 class RankMemory:

@@ -10,7 +10,7 @@ forked child of it held the device files, a dead process's kernel was seen to wr
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from kvd_client.device.fences import FORWARD_LANE, FencePage
+from kvd_client.device.fences import STEP_LANE, FencePage
 
 
 class RankProcess(Protocol):
@@ -87,7 +87,8 @@ def _lanes_problem(page: FencePage, *, ended: bool) -> str:
     """Return why the lanes prove nothing, or nothing.
 
     A process that let go waited for its streams itself. Of one that was killed only what it counted
-    is known, so lanes prove something only if its forwards were counted, too.
+    is known, so lanes prove something only if its launches were counted, too: a stream's own lane
+    knows nothing of kernels that the engine put on it.
     """
     lanes = page.read_lanes()
     busy = [
@@ -97,6 +98,6 @@ def _lanes_problem(page: FencePage, *, ended: bool) -> str:
     ]
     if busy:
         return ", ".join(busy)
-    if ended and not lanes[FORWARD_LANE].begun:
-        return "its forwards were not counted in its lanes"
+    if ended and not lanes[STEP_LANE].begun:
+        return "its launches were not counted in its lanes"
     return ""

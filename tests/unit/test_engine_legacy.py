@@ -7,7 +7,7 @@ from kvd.engine.incarnation import Incarnation
 from kvd.engine.legacy import Legacy
 from kvd.engine.stage import StageEngine
 from kvd_proto.codec import decode_entry, decode_reply, digest_of, encode
-from kvd_proto.operations import Admit, Idle, TablesRewritten, Take
+from kvd_proto.operations import Admit, Idle, Launch, Processed, TablesRewritten, Take
 from kvd_proto.outcomes import OWN_PROGRAM, WriteMap
 from tests.stateful.ranks import (
     Tables,
@@ -121,6 +121,35 @@ def test_entries_that_may_have_to_be_redone_are_kept(monkeypatch: pytest.MonkeyP
     again = ended(following(legacy)).legacy()
     assert again.reaches(7)
     assert again.end_position == legacy.end_position + 2
+
+
+def test_a_rank_that_calls_a_step_processed_has_run_all_before_its_launch() -> None:
+    world = incarnation(ranks=2)
+    bodies = [
+        body_of([Admit(int64s([1]), int32s([8]), int32s([8]))]),
+        body_of([Launch(1, 2), Idle()]),
+        body_of([Processed(1)]),
+    ]
+    index = 0
+    for body in bodies:
+        assert world.confirmed == {}
+        index, _ = world.batch(rank=0, program=0, index=index, body=body)
+
+    assert world.confirmed == {0: 2}
+    # The other rank says so when its own step is over.
+    world.batch(rank=1, program=0, index=index - 2, body=bodies[2])
+    assert world.confirmed == {0: 2, 1: 2}
+    assert ended(world).legacy().end_position == world.log.end_position
+
+
+def test_a_launch_that_was_refused_confirms_nothing() -> None:
+    world = incarnation()
+    world.batch(rank=0, program=0, index=0, body=body_of([Launch(1, 0)]))
+    world.batch(rank=0, program=0, index=2, body=body_of([Launch(1, 2)]))
+
+    world.batch(rank=0, program=0, index=4, body=body_of([Processed(1)]))
+
+    assert world.confirmed == {}
 
 
 def test_a_word_of_an_earlier_log_or_of_nobody_confirms_only_what_was_given() -> None:

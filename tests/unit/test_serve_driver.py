@@ -125,10 +125,19 @@ def nvml(*gpus: dict[str, list[int]]) -> Any:
 COMPUTE, GRAPHICS, SHARED = driver_list.KINDS
 
 
+def in_namespace(monkeypatch: pytest.MonkeyPatch, inode: int) -> None:
+    """Let this process be in the pid namespace of this number."""
+
+    def stat(_path: str) -> SimpleNamespace:
+        return SimpleNamespace(st_ino=inode)
+
+    monkeypatch.setattr(driver_list.os, "stat", stat)
+
+
 @pytest.fixture
 def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process be in the host's pid namespace, whatever it is."""
-    monkeypatch.setattr(driver_list.os, "stat", lambda _: SimpleNamespace(st_ino=0xEFFFFFFC))
+    in_namespace(monkeypatch, 0xEFFFFFFC)
 
 
 @pytest.mark.usefixtures("on_the_host")
@@ -160,7 +169,7 @@ def test_a_driver_that_fails_and_one_that_is_not_there_say_so(
 def test_in_a_pid_namespace_of_its_own_numbers_mean_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(driver_list.os, "stat", lambda _: SimpleNamespace(st_ino=4026532281))
+    in_namespace(monkeypatch, 4026532281)
     monkeypatch.setitem(sys.modules, "pynvml", nvml({COMPUTE: [4]}))
 
     assert "a pid namespace of its own" in driver_list.answer()["problem"]

@@ -13,8 +13,9 @@ from kvd.engine.stage import StageEngine
 from kvd.errors import ServeError
 from kvd.serve.group_memory import GroupMemory
 from kvd.serve.leaving import Leaving
-from kvd.serve.memory import RankMemory
+from kvd.serve.memory import Arena, RankMemory
 from kvd_proto.codec import decode_reply
+from kvd_proto.memory import StoragePlan
 from kvd_proto.operations import Admit
 from tests.stateful.ranks import body_of, int32s, int64s, stage
 from tests.unit.serve_parts import FakeProcess, Keeper
@@ -43,6 +44,10 @@ def memory(keeper: Keeper) -> Iterator[GroupMemory]:
 def everything(engine: StageEngine) -> StageEngine:
     """Let everything survive."""
     return engine
+
+
+def unreadable(_arena: Arena, _plan: StoragePlan) -> None:
+    """Return what is known of the progress word of a GPU's memory."""
 
 
 def incarnation(memory: GroupMemory) -> Incarnation:
@@ -196,6 +201,35 @@ def test_nothing_survives_when_one_rank_lacks_more_than_is_kept(
     (legacy,), redo = memory.inherit()
 
     assert (legacy.engine, legacy.end_position, redo) == (None, world.log.end_position, {})
+
+
+@pytest.mark.parametrize(("confirmed", "survives"), [({0: 1, 1: 2}, True), ({0: 1}, False)])
+def test_memory_that_the_daemon_cannot_read_is_redone_from_what_its_rank_confirmed(
+    memory: GroupMemory,
+    monkeypatch: pytest.MonkeyPatch,
+    confirmed: dict[int, int],
+    survives: bool,
+) -> None:
+    monkeypatch.setattr(StageEngine, "survivor", everything)
+    monkeypatch.setattr(Arena, "progress_position", unreadable)
+    first = memory.create((PLAN,), number=1, tp=2)
+    world = incarnation(memory)
+    admit = Admit(int64s([1]), int32s([8]), int32s([8]), int32s([8]))
+    world.batch(rank=0, program=0, index=0, body=body_of([admit]))
+    memory.note_confirmed((world,))
+    assert world.confirmed == {}
+    world.confirmed.update(confirmed)
+    for process in end(memory, world, first):
+        process.process_ended = True
+    memory.release_quiet()
+
+    for one in memory.create((PLAN,), number=2, tp=2).values():
+        one.release_fences()
+    (legacy,), redo = memory.inherit()
+
+    assert (legacy.engine is not None) is survives
+    positions = {key: decode_reply(body).position for key, body in redo.items()}
+    assert positions == ({(0, 0): 1, (0, 1): 2} if survives else {})
 
 
 def write_progress(memory: RankMemory, position: int) -> None:

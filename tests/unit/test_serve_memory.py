@@ -1,6 +1,7 @@
 """A rank's memory: made whole or not at all; its lanes are journalled before they are completed."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from tests.unit.serve_parts import Keeper
 
 
 def descriptors() -> int:
+    """Count what is open, once arenas that are being closed are closed."""
+    for thread in threading.enumerate():
+        if thread.name == "kvd-close":
+            thread.join()
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -76,6 +81,15 @@ def test_lanes_are_recorded_as_they_were_and_completed_and_the_arena_stays() -> 
     page.close()
 
 
+def test_bytes_that_are_needed_now_are_free_when_the_arena_is_released() -> None:
+    before = descriptors()
+    arena = Arena("g.1.0.0", size_bytes=PLAN.total_bytes, keeper=Keeper())
+
+    assert arena.release(at_once=True) == ""
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_the_progress_word_is_read_from_the_arena_itself() -> None:
     arena = Arena("g.1.0.0", size_bytes=PLAN.total_bytes, keeper=Keeper())
     assert arena.progress_position(PLAN) == 0
@@ -85,3 +99,16 @@ def test_the_progress_word_is_read_from_the_arena_itself() -> None:
 
     assert arena.progress_position(PLAN) == 41
     arena.release()
+
+
+def test_memory_that_only_a_gpu_can_read_has_no_progress_word_here() -> None:
+    arena = Arena("g.1.0.0", size_bytes=PLAN.total_bytes, keeper=Keeper())
+    reading, writing = os.pipe()
+    arena.descriptor, own = reading, arena.descriptor
+
+    assert arena.progress_position(PLAN) is None
+
+    arena.descriptor = own
+    arena.release()
+    os.close(reading)
+    os.close(writing)

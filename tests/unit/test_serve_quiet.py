@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvd.serve.quiet import judge
-from kvd_client.device.fences import FORWARD_LANE, FencePage, create_fence_page
+from kvd_client.device.fences import STEP_LANE, FencePage, create_fence_page
 from tests.unit.serve_parts import FakeDriver, FakeProcess
 
 LIVES = FakeProcess()
@@ -25,8 +25,8 @@ def page() -> Iterator[FencePage]:
     page.close()
 
 
-def count_forward(page: FencePage, *, done: bool) -> None:
-    lane = page.lane(FORWARD_LANE)
+def count_launch(page: FencePage, *, done: bool) -> None:
+    lane = page.lane(STEP_LANE)
     number = lane.begin()
     if done:
         lane.mark_done(number)
@@ -61,7 +61,7 @@ def test_on_the_host_a_process_takes_its_streams_along(
 
 
 @pytest.mark.parametrize(
-    ("processes", "forward", "listed", "quiet"),
+    ("processes", "launch", "listed", "quiet"),
     [
         # The driver's word, whatever the lanes say.
         ([DIED], None, [], True),
@@ -86,12 +86,12 @@ def test_on_the_host_a_process_takes_its_streams_along(
 def test_on_a_gpu_the_driver_or_the_lanes_have_to_agree(
     page: FencePage,
     processes: list[FakeProcess],
-    forward: bool | None,
+    launch: bool | None,
     listed: list[int],
     quiet: bool,
 ) -> None:
-    if forward is not None:
-        count_forward(page, done=forward)
+    if launch is not None:
+        count_launch(page, done=launch)
 
     assert judge(page, processes, FakeDriver(listed)).quiet is quiet
 
@@ -101,7 +101,7 @@ def test_a_driver_that_cannot_be_asked_proves_nothing(page: FencePage) -> None:
 
     assert verdict == (
         False,
-        "its forwards were not counted in its lanes; the driver cannot be asked",
+        "its launches were not counted in its lanes; the driver cannot be asked",
     )
 
 

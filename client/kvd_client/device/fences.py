@@ -36,6 +36,11 @@ ALLOCATOR_LANE: Final = 0
 """Lane of the stream that carries out effects."""
 FORWARD_LANE: Final = 1
 """Lane of the stream that runs the model."""
+STEP_LANE: Final = 2
+"""Lane of launches: begun when a step is launched, done by its stream behind the end of the step.
+
+What an engine enqueues itself is counted in no other.
+"""
 
 _LANE_WORDS_COUNT: Final = LANE_BYTES // 8
 _BEGUN: Final = 0
