@@ -114,10 +114,13 @@ def nvml(*gpus: dict[str, list[int]]) -> Any:
     def of(kind: str) -> Callable[[dict[str, list[int]]], list[SimpleNamespace]]:
         return lambda gpu: [SimpleNamespace(pid=pid) for pid in gpu.get(kind, [])]
 
+    def gpu(place: int) -> dict[str, list[int]]:
+        return gpus[place]
+
     return SimpleNamespace(
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: len(gpus),
-        nvmlDeviceGetHandleByIndex=lambda place: gpus[place],
+        nvmlDeviceGetHandleByIndex=gpu,
         **{kind: of(kind) for kind in driver_list.KINDS},
     )
 
