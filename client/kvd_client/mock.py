@@ -35,6 +35,8 @@ class MockTransport:
         self._arena_bytes = 0
         self.sent: list[tuple[Header, bytes]] = []
         self.closed = False
+        self.let_go_count = 0
+        """How often the client said that it is done with its memory."""
 
     def open(self, deadline_ms: int) -> Ticket:
         """Return the ticket; there is nothing to connect to."""
@@ -80,6 +82,10 @@ class MockTransport:
             "arena": MemoryDescriptor(arena, self._arena_bytes),
             "fence": MemoryDescriptor(page, PAGE_BYTES),
         }
+
+    def let_go(self) -> None:
+        """Take note that the memory is not touched any more."""
+        self.let_go_count += 1
 
     def close(self) -> None:
         """Refuse everything from now on."""

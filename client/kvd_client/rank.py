@@ -336,7 +336,9 @@ class Rank:
         with ExitStack() as stack:
             stack.callback(self._transport.close)
             stack.callback(self._mapped.memory.close)
-            stack.callback(self._end_streams)
+            self._end_streams()
+            # Only now, and not if a stream did not run dry.
+            self._transport.let_go()
 
     def _end_streams(self) -> None:
         """Let the streams run dry, so that nothing touches the memory when the connection ends.

@@ -28,7 +28,7 @@ from kvd_client.errors import (
     error_of,
 )
 from kvd_proto.codec import decode_control, encode
-from kvd_proto.control import Descriptors, ErrorReply, FetchDescriptors, Ticket
+from kvd_proto.control import Bye, Descriptors, ErrorReply, FetchDescriptors, Ticket
 from kvd_proto.errors import FrameError
 
 SOCKET_PATH_BYTES_MAX: Final = 107
@@ -99,6 +99,10 @@ class Transport(Protocol):
 
     def fetch(self, token: int, deadline_ms: int) -> dict[str, MemoryDescriptor]:
         """Return the session's descriptors by name, which are the caller's to close."""
+        ...
+
+    def let_go(self) -> None:
+        """Say that nothing of this process touches the rank's memory any more; waits for nobody."""
         ...
 
     def close(self) -> None:
@@ -332,6 +336,14 @@ class ZmqTransport:
     def fetch(self, token: int, deadline_ms: int) -> dict[str, MemoryDescriptor]:
         """Ask the lifeline for the session's memory; raises what the daemon answers."""
         return fetch_memory(self._line(), self._path, token, deadline_ms)
+
+    def let_go(self) -> None:
+        """Say that nothing of this process touches the rank's memory any more; waits for nobody.
+
+        The end of the connection does not say it: that of a killed process looks the same.
+        """
+        with suppress(OSError):  # a daemon that is gone asks nobody
+            descriptors.send_message(self._line(), encode(Bye()))
 
     def close(self) -> None:
         """Close both sockets; the lifeline last, so that a farewell gets out first."""

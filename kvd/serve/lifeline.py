@@ -53,9 +53,9 @@ class Lifeline:
         self.ticket = secrets.randbits(63) | 1
         self.connected = True
         self.let_go = False
-        """Whether it hung up in order, which its library does after its streams ran dry."""
+        """Whether it hung up in order: it submits nothing any more."""
         self.parting = False
-        """Whether it said that it leaves; a process beside a rank may, and its rank goes on."""
+        """Whether it said, with its streams dry, that it is done with the memory of its rank."""
         self.claimed = False
         """Whether a hello has used the ticket, or a rank has this process beside its own."""
 
@@ -229,7 +229,9 @@ class LifelineServer:
             except OSError as lost:
                 self._end(lifeline, f"could not be answered: {lost}")
         except OSError as error:
-            self._end(lifeline, f"could not be answered: {error}")
+            # Who takes its leave may not wait for the answer; its end is read next.
+            if not lifeline.parting:
+                self._end(lifeline, f"could not be answered: {error}")
 
     def _answer(self, lifeline: Lifeline, payload: bytes) -> tuple[Control, Sequence[int]]:
         """Do what a message asks; returns the answer and its descriptors. Raises KvdError."""

@@ -4,7 +4,8 @@ Two things prove it, and the clock is neither of them. Either nobody can submit 
 every lane of the rank's fence page is done with what was begun there, or no process is left that
 can hold a context of the rank: its own process and those that were registered beside it have ended,
 and the driver does not list them. On a GPU the end of a process alone proves nothing: while a
-forked child of it held the device files, a dead process's kernel was seen to write on for 6 s.
+forked child of it held the device files, a dead process's kernel was seen to write on for 6 s. A
+process that took its leave has waited for its streams itself.
 """
 
 from collections.abc import Sequence
@@ -28,12 +29,12 @@ class RankProcess(Protocol):
 
     @property
     def let_go(self) -> bool:
-        """Return whether it hung up, which its library does after its streams ran dry."""
+        """Return whether it hung up: it submits nothing any more, and may be dying."""
         ...
 
     @property
     def parted(self) -> bool:
-        """Return whether it took its leave, by which it says that it is done with the memory."""
+        """Return whether it said, after its streams ran dry, that it is done with the memory."""
         ...
 
 
@@ -65,30 +66,33 @@ def judge(page: FencePage, processes: Sequence[RankProcess], driver: DriverCheck
 
     A process on the host device takes its streams along when it ends.
     """
-    living = [one for one in processes if not (one.process_ended or one.parted)]
+    present = [one for one in processes if not one.parted]
+    living = [one for one in present if not one.process_ended]
     keeping = [one for one in living if not one.let_go]
+    if not present:
+        return Verdict(True, "its processes have taken their leave")
+    if keeping:
+        names = ", ".join(f"process {one.pid}" for one in keeping)
+        return Verdict(False, f"{names} lives and keeps its mapping")
     if not living and driver is None:
         return Verdict(True, "its processes have ended")
-    if not keeping:
-        problem = _lanes_problem(page, ended=not living)
-        if not problem:
-            return Verdict(True, "nobody submits any more and its lanes are done")
-    else:
-        problem = ", ".join(f"process {one.pid} lives and keeps its mapping" for one in keeping)
+    problem = _lanes_problem(page, host=driver is None)
+    if not problem:
+        return Verdict(True, "nobody submits any more and its lanes are done")
     if living or driver is None:
         return Verdict(False, problem)
-    answer = driver.ask([one.pid for one in processes if one.process_ended])
+    answer = driver.ask([one.pid for one in present])
     if answer.clear:
         return Verdict(True, "its processes have ended and the driver lists none of them")
     return Verdict(False, f"{problem}; {answer.text}")
 
 
-def _lanes_problem(page: FencePage, *, ended: bool) -> str:
+def _lanes_problem(page: FencePage, *, host: bool) -> str:
     """Return why the lanes prove nothing, or nothing.
 
-    A process that let go waited for its streams itself. Of one that was killed only what it counted
-    is known, so lanes prove something only if its launches were counted, too: a stream's own lane
-    knows nothing of kernels that the engine put on it.
+    A connection ends before its process does: what hung up may be dying with work on the GPU. So
+    lanes prove something there only if launches were counted, too; a stream's own lane knows
+    nothing of kernels that the engine put on it.
     """
     lanes = page.read_lanes()
     busy = [
@@ -98,6 +102,6 @@ def _lanes_problem(page: FencePage, *, ended: bool) -> str:
     ]
     if busy:
         return ", ".join(busy)
-    if ended and not lanes[STEP_LANE].begun:
+    if not host and not lanes[STEP_LANE].begun:
         return "its launches were not counted in its lanes"
     return ""

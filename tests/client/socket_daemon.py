@@ -12,7 +12,7 @@ from kvd.testing.in_process import EPOCH
 from kvd_client.device.descriptors import close_all, create_memory, receive_message, send_message
 from kvd_client.device.fences import PAGE_BYTES, create_fence_page
 from kvd_proto.codec import decode_control, decode_header, encode
-from kvd_proto.control import Descriptors, FetchDescriptors, Ticket
+from kvd_proto.control import Bye, Descriptors, FetchDescriptors, Ticket
 from tests.client.engine_daemon import EngineDaemon
 
 POLL_MS = 10
@@ -28,6 +28,8 @@ class SocketDaemon:
         self.daemon = daemon
         self.raw: Raw | None = None
         self.received = threading.Event()
+        self.parted = threading.Event()
+        """Set once a client said that it is done with its memory."""
         self._stop = threading.Event()
         self._late: SimpleQueue[list[bytes]] = SimpleQueue()
         self._identity = b""
@@ -80,7 +82,11 @@ class SocketDaemon:
         payload, _ = receive_message(lifeline, 0)
         if not payload:
             return False
-        assert isinstance(decode_control(payload), FetchDescriptors)
+        request = decode_control(payload)
+        if isinstance(request, Bye):
+            self.parted.set()
+            return True
+        assert isinstance(request, FetchDescriptors)
         total_bytes = self.daemon.storage.storage.total_bytes
         fds = [create_memory("arena", total_bytes), create_fence_page("fence")]
         answer = Descriptors(names=("arena", "fence"), sizes_bytes=(total_bytes, PAGE_BYTES))

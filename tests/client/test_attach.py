@@ -17,6 +17,7 @@ from kvd_client import (
     Client,
     ClosedError,
     DeadlineError,
+    DeviceError,
     PoisonedError,
     ReplyError,
     UnreachableError,
@@ -30,6 +31,7 @@ from kvd_proto.control import ErrorReply, Header, Hello, MessageKind, Welcome
 from kvd_proto.errors import ErrorCode
 from kvd_proto.memory import DeclaredConfig
 from tests.client.engine_daemon import LAYERS, SIZING, EngineDaemon
+from tests.client.host_parts import Gate
 from tests.client.socket_daemon import TICKET, SocketDaemon
 
 
@@ -268,6 +270,26 @@ def test_close_is_final_and_harmless_when_repeated(server: SocketDaemon) -> None
         kv.ping()
     with pytest.raises(ClosedError):
         kv.batch().__enter__()
+
+
+def test_whoever_closes_says_that_it_is_done_with_its_memory(server: SocketDaemon) -> None:
+    attach_to(server).close()
+
+    assert server.parted.wait(5)
+
+
+def test_it_is_said_only_when_the_streams_ran_dry() -> None:
+    daemon, gate = EngineDaemon(), Gate()
+    kv = daemon.attach()
+    kv.stream.submit(gate)
+    kv.deadline_ms = 100
+
+    with pytest.raises(DeviceError, match="did not end within 100 ms"):
+        kv.close()
+
+    assert daemon.transports[0].closed
+    assert daemon.transports[0].let_go_count == 0
+    gate.open()
 
 
 def test_leaving_the_client_by_an_exception_closes_it(server: SocketDaemon) -> None:

@@ -49,6 +49,8 @@ def count_launch(page: FencePage, *, done: bool) -> None:
         ([DIED, DIED], True, True),
         ([DIED, PARTED], True, True),
         ([LIVES, PARTED], False, False),
+        ([PARTED], False, True),
+        ([PARTED, LEFT], True, False),
     ],
 )
 def test_on_the_host_a_process_takes_its_streams_along(
@@ -74,11 +76,15 @@ def test_on_the_host_a_process_takes_its_streams_along(
         # While one lives and keeps its mapping, nothing is.
         ([DIED, LIVES], True, [], False),
         ([LIVES], True, [], False),
-        # One that let go waited for its streams itself.
-        ([LEFT], None, [7], True),
+        # One that hung up may be dying: its end is not known yet.
+        ([LEFT], None, [], False),
+        ([LEFT], False, [], False),
+        ([LEFT], True, [7], True),
+        ([DIED, LEFT], None, [], False),
         ([DIED, LEFT], True, [7], True),
         ([DIED, LEFT], False, [], False),
-        # One that took its leave has nothing to do with it any more.
+        # One that took its leave waited for its streams itself.
+        ([PARTED], None, [7], True),
         ([DIED, PARTED], None, [], True),
         ([DIED, PARTED], None, [7], False),
     ],
