@@ -37,9 +37,10 @@ from kvd_proto.outcomes import Refusal, Verdict
 from kvd_proto.scalars import RequestId
 
 STALLED_PASSES_MAX: Final = 1_000
-"""Passes in a row without progress after which the replay gives up. Without overlap, memory only
-comes back through this workload's own frees, so even one such pass with nothing running is final;
-the bound leaves room for a daemon that answers WAIT while older ranks' memory turns quiet."""
+"""Passes in a row without progress after which the replay gives up. Memory only comes back through
+this workload's own frees, and what pends counts as free, so even one such pass with nothing running
+is final; the bound leaves room for a daemon that answers WAIT while older ranks' memory turns
+quiet."""
 
 
 class _Running:
