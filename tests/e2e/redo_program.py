@@ -29,7 +29,12 @@ from kvd.testing.child import die_with_parent
 from kvd_client import Mode
 from kvd_client.device.apply import Applier, read_progress
 from kvd_client.device.descriptors import create_memory
-from kvd_client.device.fences import FencePage, create_fence_page
+from kvd_client.device.fences import (
+    ALLOCATOR_LANE,
+    FORWARD_LANE,
+    FencePage,
+    create_fence_page,
+)
 from kvd_client.device.host.commands import HostCommands
 from kvd_client.device.host.device import HostDevice
 from kvd_client.device.host.memory import HostMemory
@@ -264,7 +269,7 @@ def attach_after(case: Case, descriptor: int) -> None:
     device = HostDevice()
     memory = device.map(descriptor, PLAN.total_bytes)
     fences = FencePage(create_fence_page("fence"))
-    stream = device.stream("allocator", fences.lane(0))
+    stream = device.stream("allocator", fences.lane(ALLOCATOR_LANE))
     welcome = Welcome(
         version=PROTOCOL_VERSION,
         build="",
@@ -286,7 +291,15 @@ def attach_after(case: Case, descriptor: int) -> None:
         program=0,
         mode=Mode.MIRRORED,
         transport=cast("Transport", None),
-        mapped=RankMemory(device, memory, fences, stream, own_stream=True),
+        mapped=RankMemory(
+            device,
+            memory,
+            fences,
+            stream,
+            device.stream("forward", fences.lane(FORWARD_LANE)),
+            own_forward=True,
+            overlaps=True,
+        ),
         deadline_ms=DEADLINE_MS,
     )
     rank.session.applier.apply(case.legacy.end_position + 1, case.rewrite)
