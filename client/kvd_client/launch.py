@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvd_client.calls import Ids, StandingSet, id_array
-from kvd_client.device.port import Event, Stream
+from kvd_client.device.fences import Lane, LaneNumber
+from kvd_client.device.port import Event, LaneWriter, Stream
 from kvd_client.errors import StepOrderError, UsageError
 from kvd_client.flow import Flow
 from kvd_client.guards import Enqueuing
@@ -43,11 +44,13 @@ class Step:
     """
 
     def __init__(
-        self, session: Session, *, number: int, allocator: Stream, forward: Stream
+        self, session: Session, *, number: int, allocator: Stream, forward: Stream, lane: Lane
     ) -> None:
         self._session = session
         self._allocator = allocator
         self._forward = forward
+        self._lane = lane
+        self._lane_number = LaneNumber(0)
         self._reads_end: Event | None = None
         self._slots: dict[bytes, Int64s] = {}
         self._open = False
@@ -112,6 +115,9 @@ class Step:
             if tables:
                 check_tables(session, tables)
             with Enqueuing(session, f"step {self.number} cannot be launched"):
+                if isinstance(self._forward, LaneWriter):
+                    # Before its work: whoever looks at a dead rank must not find less begun.
+                    self._lane_number = self._lane.begin()
                 self._order_forward()
                 session.applier.enqueue_launch_work(self._forward)
                 # Still guarded: what was enqueued must not be left without a step that ends it.
@@ -133,6 +139,9 @@ class Step:
             try:
                 with Enqueuing(session, f"the end of step {self.number} cannot be recorded"):
                     end = self._forward.record()
+                    if self._lane_number and isinstance(self._forward, LaneWriter):
+                        self._forward.write_done(self._lane, self._lane_number)
+                        self._lane.mark_submitted(self._lane_number)
                     self._order_allocator(end, None if aborted else self._reads_end)
                     session.last_forward = self._forward, end
             finally:
@@ -185,6 +194,7 @@ class Launching:
         *,
         allocator: Stream,
         forward: Stream,
+        lane: Lane,
         number: int | None,
         position: int | None,
         writes: Ids | None,
@@ -193,6 +203,7 @@ class Launching:
         self._session = session
         self._allocator = allocator
         self._forward = forward
+        self._lane = lane
         self._number = number
         self._position = position
         self._writes = writes
@@ -217,6 +228,7 @@ class Launching:
             number=session.steps.launched + 1 if self._number is None else self._number,
             allocator=self._allocator,
             forward=self._forward,
+            lane=self._lane,
         )
         self._step = step
         step.begin(writes, self._tables)

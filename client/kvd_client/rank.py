@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvd_client.calls import Ids
 from kvd_client.device.apply import Applier
 from kvd_client.device.descriptors import close_all
-from kvd_client.device.fences import ALLOCATOR_LANE, FORWARD_LANE, FencePage
+from kvd_client.device.fences import ALLOCATOR_LANE, FORWARD_LANE, STEP_LANE, FencePage
 from kvd_client.device.port import Device, Memory, Stream
 from kvd_client.device.redo import redo
 from kvd_client.errors import KvdClientError, ReplyError
@@ -295,6 +295,7 @@ class Rank:
             self.session,
             allocator=self.stream,
             forward=stream or self.forward_stream,
+            lane=self.fences.lane(STEP_LANE),
             number=step,
             position=position,
             writes=writes,

@@ -10,12 +10,12 @@ byte 0 of a mapping and need 64 bits.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from kvd_client.device.fences import Lane
+from kvd_client.device.fences import Lane, LaneNumber
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 """Units, table places or values; 64 bits on the host, whatever a table stores."""
@@ -159,6 +159,19 @@ class Stream(Protocol):
 
     def close(self, timeout_ms: int) -> None:
         """Run what is enqueued, then end the stream; raises DeviceError with code TIMED_OUT."""
+        ...
+
+
+@runtime_checkable
+class LaneWriter(Protocol):
+    """A stream that stores a lane's number itself, also when this process is gone by then.
+
+    It is for devices whose work outlives the process that enqueued it. Where it does not, the end
+    of the process says all that a lane could.
+    """
+
+    def write_done(self, lane: Lane, number: LaneNumber) -> None:
+        """Enqueue the store of a lane's ``done``, behind everything that is on the stream."""
         ...
 
 
