@@ -180,7 +180,8 @@ class Group:
         storage = self._build(first, budget_bytes=asked[minimum])
         number = self.incarnation_count + 1
         plans = tuple(stage.storage for stage in storage.stages)
-        memories = self.memory.create(plans, number=number, tp=self.tp)
+        places = {key: session.hello.gpu_uuid for key, session in sessions.items()}
+        memories = self.memory.create(plans, number=number, places=places)
         legacies, redo = self.memory.inherit()
         self.incarnation_count = number
         self.waiting.clear()

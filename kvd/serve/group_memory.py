@@ -4,12 +4,20 @@ Nobody starts on an arena before every rank of the last incarnation is quiet. A 
 gets new arenas, and only when the old ones are given back.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvd.engine.incarnation import Incarnation
 from kvd.engine.legacy import Legacy
 from kvd.serve.leaving import Leaving
-from kvd.serve.memory import Arena, DescriptorKeeper, LaneRecord, RankMemory
+from kvd.serve.memory import (
+    Arena,
+    ArenaMaker,
+    DescriptorKeeper,
+    LaneRecord,
+    RankMemory,
+    create_host_arena,
+)
 from kvd_proto.memory import StoragePlan
 
 if TYPE_CHECKING:
@@ -38,6 +46,7 @@ class GroupMemory:
         self._keeper = keeper
         self._arenas: dict[RankKey, Arena] = {}
         self._plans: tuple[StoragePlan, ...] = ()
+        self._places: dict[RankKey, str] = {}
         self._legacies: tuple[Legacy, ...] = ()
 
     @property
@@ -56,25 +65,37 @@ class GroupMemory:
         return sum(item.bytes for item in self.leaving if item.quarantined_at_s is not None)
 
     def create(
-        self, plans: tuple[StoragePlan, ...], *, number: int, tp: int
+        self,
+        plans: tuple[StoragePlan, ...],
+        *,
+        number: int,
+        places: Mapping[RankKey, str],
+        maker: ArenaMaker = create_host_arena,
     ) -> dict[RankKey, RankMemory]:
-        """Return every rank's memory, or none; arenas of the same plan are used again.
+        """Return every rank's memory, or none; arenas of the same plan and place are used again.
 
-        Raises KvdError when memory cannot be had; what there was before stays.
+        ``places`` says for each rank where its memory has to be: the GPU it works on, or nothing
+        for the host. Raises KvdError when memory cannot be had; what there was before stays.
         """
         assert not self.leaving, "an arena that is not quiet is nobody's"
-        if plans != self._plans:
+        if plans != self._plans or places != self._places:
             # New arenas may need the bytes of the old ones.
             self.release_arenas(at_once=True)
         arenas = dict(self._arenas)
         memories: dict[RankKey, RankMemory] = {}
         try:
-            for stage, plan in enumerate(plans):
-                for rank in range(tp):
-                    key, name = (stage, rank), f"{self._group}.{number}.{stage}.{rank}"
-                    if key not in arenas:
-                        arenas[key] = Arena(name, size_bytes=plan.total_bytes, keeper=self._keeper)
-                    memories[key] = RankMemory(name, arena=arenas[key], keeper=self._keeper)
+            for key, place in places.items():
+                stage, rank = key
+                name = f"{self._group}.{number}.{stage}.{rank}"
+                if key not in arenas:
+                    arenas[key] = Arena(
+                        name,
+                        size_bytes=plans[stage].total_bytes,
+                        keeper=self._keeper,
+                        place=place,
+                        maker=maker,
+                    )
+                memories[key] = RankMemory(name, arena=arenas[key], keeper=self._keeper)
         except BaseException:
             for memory in memories.values():
                 memory.release_fences()
@@ -82,7 +103,7 @@ class GroupMemory:
                 if key not in self._arenas:
                     arena.release()
             raise
-        self._arenas, self._plans = arenas, plans
+        self._arenas, self._plans, self._places = arenas, plans, dict(places)
         return memories
 
     def inherit(self) -> tuple[tuple[Legacy, ...], dict[RankKey, bytes]]:
@@ -145,7 +166,7 @@ class GroupMemory:
             problem = arena.release(at_once=at_once)
             if problem:
                 self.problems.append(problem)
-        self._arenas, self._plans, self._legacies = {}, (), ()
+        self._arenas, self._plans, self._places, self._legacies = {}, (), {}, ()
 
     def blockers(self) -> str:
         """Return who keeps the memory of the last incarnation and why, in words."""

@@ -7,10 +7,11 @@ the clock never proves. An arena is used again by the next incarnation of the sa
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from threading import Thread
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from kvd_client.device.descriptors import create_memory, descriptor_size
 from kvd_client.device.fences import FencePage, LaneValues, create_fence_page
@@ -30,6 +31,15 @@ class DescriptorKeeper(Protocol):
         ...
 
 
+ArenaMaker: TypeAlias = Callable[[str, int, str], int]
+"""Takes a name, a size in bytes and a place, and returns a descriptor; raises KvdError."""
+
+
+def create_host_arena(name: str, size_bytes: int, _place: str) -> int:
+    """Create an arena in shared memory of this host, which is one place; raises DeviceError."""
+    return create_memory(name, size_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class LaneRecord:
     """The lanes of a rank as they stood when its memory was given back."""
@@ -43,13 +53,21 @@ class LaneRecord:
 class Arena:
     """Arena and tables of one rank, owned by the daemon as a descriptor."""
 
-    def __init__(self, name: str, *, size_bytes: int, keeper: DescriptorKeeper) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        size_bytes: int,
+        keeper: DescriptorKeeper,
+        place: str = "",
+        maker: ArenaMaker = create_host_arena,
+    ) -> None:
         """Create the memory and have it kept; raises KvdError with nothing left behind."""
         self.name = name
         self.size_bytes = size_bytes
         self._at_once = False
         with ExitStack() as undo:
-            self.descriptor = create_memory(f"kvd-{name}-arena", size_bytes)
+            self.descriptor = maker(f"kvd-{name}-arena", size_bytes, place)
             undo.callback(self._close)
             keeper.put(f"{name}/arena", self.descriptor, size_bytes)
             undo.callback(keeper.drop, f"{name}/arena")

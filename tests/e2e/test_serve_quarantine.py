@@ -107,7 +107,7 @@ def test_memory_that_stays_in_use_is_set_aside_and_given_back_on_proof_alone(
         told = f"event=quarantine_overruled group={name} rank='{who}' by_process="
         (line,) = [line for line in daemon.log().splitlines() if told in line]
         assert "evidence='its process is this very test'" in line
-        assert daemon.health()["problems"] == []
+        wait_until("nothing is wrong any more", lambda: daemon.health()["problems"] == [])
 
 
 def test_a_further_process_keeps_the_memory_of_a_killed_rank_from_being_used(

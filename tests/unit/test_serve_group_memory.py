@@ -14,6 +14,7 @@ from kvd.errors import ServeError
 from kvd.serve.group_memory import GroupMemory
 from kvd.serve.leaving import Leaving
 from kvd.serve.memory import Arena, RankMemory
+from kvd_client.device.descriptors import create_memory
 from kvd_proto.codec import decode_reply
 from kvd_proto.memory import StoragePlan
 from kvd_proto.operations import Admit
@@ -39,6 +40,11 @@ def memory(keeper: Keeper) -> Iterator[GroupMemory]:
     yield memory
     memory.release_arenas()
     assert keeper.names == []
+
+
+def places(count: int, place: str = "") -> dict[tuple[int, int], str]:
+    """Let so many ranks work in one place."""
+    return {(0, rank): place for rank in range(count)}
 
 
 def everything(engine: StageEngine) -> StageEngine:
@@ -87,12 +93,12 @@ def end(
 def test_the_same_plan_runs_on_the_same_arenas_with_fresh_fence_pages(
     memory: GroupMemory, keeper: Keeper
 ) -> None:
-    first = memory.create((PLAN,), number=1, tp=2)
+    first = memory.create((PLAN,), number=1, places=places(2))
     for process in end(memory, incarnation(memory), first):
         process.process_ended = True
     assert [item.rank for item in memory.release_quiet()] == ["rank 0", "rank 1"]
 
-    second = memory.create((PLAN,), number=2, tp=2)
+    second = memory.create((PLAN,), number=2, places=places(2))
 
     assert [second[key].arena for key in RANKS] == [first[key].arena for key in RANKS]
     assert sorted(keeper.names) == [
@@ -107,33 +113,63 @@ def test_the_same_plan_runs_on_the_same_arenas_with_fresh_fence_pages(
 def test_another_plan_gets_new_arenas_once_the_old_ones_are_given_back(
     memory: GroupMemory, keeper: Keeper
 ) -> None:
-    for one in memory.create((PLAN,), number=1, tp=1).values():
+    for one in memory.create((PLAN,), number=1, places=places(1)).values():
         one.release_fences()
 
-    second = memory.create((WIDER,), number=2, tp=1)
+    second = memory.create((WIDER,), number=2, places=places(1))
 
     assert second[0, 0].arena.size_bytes == WIDER.total_bytes
     assert sorted(keeper.names) == ["g.2.0.0/arena", "g.2.0.0/fence"]
     second[0, 0].release_fences()
 
 
-@pytest.mark.parametrize("fail_at", [1, 2, 3, 4])
+def test_a_rank_that_works_on_another_gpu_gets_memory_there(memory: GroupMemory) -> None:
+    made: list[tuple[str, int, str]] = []
+
+    def make(name: str, size_bytes: int, place: str) -> int:
+        made.append((name, size_bytes, place))
+        return create_memory(name, size_bytes)
+
+    for number, place in enumerate(("GPU-1", "GPU-1", "GPU-2"), start=1):
+        created = memory.create((PLAN,), number=number, places=places(1, place), maker=make)
+        created[0, 0].release_fences()
+
+    size_bytes = PLAN.total_bytes
+    assert made == [
+        ("kvd-g.1.0.0-arena", size_bytes, "GPU-1"),
+        ("kvd-g.3.0.0-arena", size_bytes, "GPU-2"),
+    ]
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 3])
 def test_memory_that_cannot_be_had_leaves_what_there_was(
     memory: GroupMemory, keeper: Keeper, fail_at: int
 ) -> None:
-    for one in memory.create((PLAN,), number=1, tp=1).values():
+    for one in memory.create((PLAN,), number=1, places=places(3)).values():
         one.release_fences()
     keeper.fail_at, keeper.calls = fail_at, 0
 
     with pytest.raises(ServeError, match="the holder is gone"):
-        # The first rank's arena is there already.
-        memory.create((PLAN,), number=2, tp=3)
+        memory.create((PLAN,), number=2, places=places(3))
 
-    assert keeper.names == ["g.1.0.0/arena"]
+    assert keeper.names == ["g.1.0.0/arena", "g.1.0.1/arena", "g.1.0.2/arena"]
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 3, 4])
+def test_memory_is_made_for_every_rank_or_for_none(
+    memory: GroupMemory, keeper: Keeper, fail_at: int
+) -> None:
+    keeper.fail_at = fail_at
+
+    with pytest.raises(ServeError, match="the holder is gone"):
+        memory.create((PLAN,), number=1, places=places(2))
+
+    assert keeper.names == []
+    assert not memory.has_arenas
 
 
 def test_nobody_starts_on_memory_that_is_not_quiet(memory: GroupMemory) -> None:
-    first = memory.create((PLAN,), number=1, tp=2)
+    first = memory.create((PLAN,), number=1, places=places(2))
     processes = end(memory, incarnation(memory), first)
     assert memory.release_quiet() == []
     assert memory.quarantine(12.5, wait_ms=2000) == memory.leaving
@@ -144,7 +180,7 @@ def test_nobody_starts_on_memory_that_is_not_quiet(memory: GroupMemory) -> None:
         "rank 1: process 1 lives and keeps its mapping"
     )
     with pytest.raises(AssertionError):
-        memory.create((PLAN,), number=2, tp=2)
+        memory.create((PLAN,), number=2, places=places(2))
 
     for process in processes:
         process.process_ended = True
@@ -158,7 +194,7 @@ def test_where_values_survive_every_rank_redoes_what_its_memory_lacks(
     memory: GroupMemory, monkeypatch: pytest.MonkeyPatch, progress: int
 ) -> None:
     monkeypatch.setattr(StageEngine, "survivor", everything)
-    first = memory.create((PLAN,), number=1, tp=2)
+    first = memory.create((PLAN,), number=1, places=places(2))
     world = incarnation(memory)
     admit = Admit(int64s([1]), int32s([8]), int32s([8]), int32s([8]))
     world.batch(rank=0, program=0, index=0, body=body_of([admit]))
@@ -168,7 +204,7 @@ def test_where_values_survive_every_rank_redoes_what_its_memory_lacks(
     memory.release_quiet()
     assert memory.has_survivors
 
-    for one in memory.create((PLAN,), number=2, tp=2).values():
+    for one in memory.create((PLAN,), number=2, places=places(2)).values():
         one.release_fences()
     (legacy,), redo = memory.inherit()
 
@@ -183,7 +219,7 @@ def test_nothing_survives_when_one_rank_lacks_more_than_is_kept(
 ) -> None:
     monkeypatch.setattr(StageEngine, "survivor", everything)
     monkeypatch.setattr("kvd.engine.log.TRIM_STRIDE_ENTRIES", 0)
-    first = memory.create((PLAN,), number=1, tp=2)
+    first = memory.create((PLAN,), number=1, places=places(2))
     world = incarnation(memory)
     for index in range(0, 8, 2):
         world.batch(rank=0, program=0, index=index, body=body_of([Admit(b"", b"", b"")]))
@@ -196,7 +232,7 @@ def test_nothing_survives_when_one_rank_lacks_more_than_is_kept(
         process.process_ended = True
     memory.release_quiet()
 
-    for one in memory.create((PLAN,), number=2, tp=2).values():
+    for one in memory.create((PLAN,), number=2, places=places(2)).values():
         one.release_fences()
     (legacy,), redo = memory.inherit()
 
@@ -212,7 +248,7 @@ def test_memory_that_the_daemon_cannot_read_is_redone_from_what_its_rank_confirm
 ) -> None:
     monkeypatch.setattr(StageEngine, "survivor", everything)
     monkeypatch.setattr(Arena, "progress_position", unreadable)
-    first = memory.create((PLAN,), number=1, tp=2)
+    first = memory.create((PLAN,), number=1, places=places(2))
     world = incarnation(memory)
     admit = Admit(int64s([1]), int32s([8]), int32s([8]), int32s([8]))
     world.batch(rank=0, program=0, index=0, body=body_of([admit]))
@@ -223,7 +259,7 @@ def test_memory_that_the_daemon_cannot_read_is_redone_from_what_its_rank_confirm
         process.process_ended = True
     memory.release_quiet()
 
-    for one in memory.create((PLAN,), number=2, tp=2).values():
+    for one in memory.create((PLAN,), number=2, places=places(2)).values():
         one.release_fences()
     (legacy,), redo = memory.inherit()
 
