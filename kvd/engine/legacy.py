@@ -34,8 +34,9 @@ class Legacy:
         """Return whether everything from the entry of a progress word on is kept.
 
         That entry may have run in part, so it is needed itself; position 0 stands before the first.
+        A word behind the log's end is none that this log wrote.
         """
-        return max(1, progress_position) >= self.first_position
+        return self.first_position <= max(1, progress_position) <= self.end_position
 
     def redo(self, progress_position: int) -> bytes:
         """Return the entries from that of a progress word on, as the body of a reply."""

@@ -336,11 +336,11 @@ class Lobby:
                 "descriptors are given to a welcomed session while its incarnation runs",
                 code=ErrorCode.FENCED,
             )
+        if lifeline.parting:
+            raise SessionError("this process has taken its leave", code=ErrorCode.FENCED)
         if session.lifeline is not lifeline and lifeline not in session.companions:
-            if lifeline.claimed or lifeline.parting:
-                raise SessionError(
-                    "this process is another rank's, or has taken its leave", code=ErrorCode.FENCED
-                )
+            if lifeline.claimed:
+                raise SessionError("this process is another rank's", code=ErrorCode.FENCED)
             lifeline.claimed = True
             session.companions.append(lifeline)
             self._log(

@@ -161,6 +161,18 @@ def test_a_further_process_may_leave_but_not_die(daemon: DaemonProcess, name: st
             Companion(daemon.address, token=token, deadline_ms=DEADLINE_MS)
 
 
+def test_nobody_is_given_memory_of_a_rank_that_is_not_his(daemon: DaemonProcess, name: str) -> None:
+    with Ranks(daemon.address, name) as ranks:
+        token = ranks.attach().welcome.token
+
+        with pytest.raises(FencedError, match="to a welcomed session"):
+            Companion(daemon.address, token=token + 2, deadline_ms=DEADLINE_MS)
+
+        companion = Companion(daemon.address, token=token, deadline_ms=DEADLINE_MS)
+        companion.close()
+        companion.close()  # harmless
+
+
 def until_lost(client: Client) -> None:
     """Ask until the daemon has noticed."""
     while True:

@@ -102,6 +102,16 @@ def test_what_has_to_be_redone_starts_with_the_entry_of_the_progress_word(
     assert list(reply.entries) == [decode_entry(entry) for entry in encoded[first - 1 :]]
 
 
+def test_a_word_that_no_entry_of_the_log_wrote_is_reached_by_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    surviving(monkeypatch)
+    legacy = ended(incarnation()).legacy()
+
+    assert legacy.reaches(legacy.end_position)
+    assert not legacy.reaches(legacy.end_position + 1)
+
+
 def test_entries_that_may_have_to_be_redone_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     surviving(monkeypatch)
     monkeypatch.setattr("kvd.engine.log.TRIM_STRIDE_ENTRIES", 0)
