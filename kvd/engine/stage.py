@@ -163,9 +163,9 @@ class StageEngine:
     def survivor(self) -> "StageEngine | None":
         """Return an engine with what survives the end of the incarnation; None if nothing does.
 
-        It is as at a start but for the values in it: without requests, promises and steps.
-        Only values that are sealed on every rank survive. No operation of this build inserts any,
-        so everything ends with its incarnation.
+        It is as at a start but for the values in it: without requests, promises and steps. Only
+        values that are sealed on every rank survive. No operation of this build inserts any, so
+        everything ends with its incarnation.
         """
         return None
 
