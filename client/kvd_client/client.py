@@ -63,6 +63,7 @@ def attach(
         declare=declaration_of(declare, draft, group),
         sizing=sizing,
         overlap=overlap,
+        gpu_uuid="" if device is None else device.gpu_uuid,
     )
     with connecting(address, transport) as way:
         message = hello_message(hello, way.open(wait_ms))

@@ -29,6 +29,7 @@ from kvd_client.ids import (
 from kvd_client.launch import Step
 from kvd_client.rank import Rank
 from kvd_client.results import Int64s
+from kvd_client.views import mapping_tensor
 from kvd_proto.memory import LayerView, Lifetime, TablePlan
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class DeviceTables:
 
         plan = rank.plan
         if mapping is None:
-            mapping = torch.frombuffer(rank.memory.buffer, dtype=torch.uint8)
+            mapping = mapping_tensor(rank.memory, plan.total_bytes)
         if mapping.dtype != torch.uint8 or mapping.dim() != 1 or len(mapping) < plan.total_bytes:
             raise UsageError(
                 f"the mapping is {mapping.dtype} of shape {tuple(mapping.shape)}; "

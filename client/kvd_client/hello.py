@@ -82,10 +82,12 @@ def build_hello(
     declare: Declaration,
     sizing: SizingInputs | None,
     overlap: bool,
+    gpu_uuid: str,
 ) -> Hello:
     """Return what a rank says about itself; the ticket comes with the connection.
 
-    With ``overlap`` the arena is sized for it, unless ``sizing`` says otherwise.
+    With ``overlap`` the arena is sized for it, unless ``sizing`` says otherwise. ``gpu_uuid`` is
+    where the rank's memory has to be, empty for the host.
     """
     sizing = sizing or SizingInputs()
     if overlap and sizing.overlap is None:
@@ -105,6 +107,7 @@ def build_hello(
         program=program,
         declare=declare,
         sizing=sizing,
+        gpu_uuid=gpu_uuid,
         pid=os.getpid(),
         started_at=_started_at(),
     )

@@ -337,6 +337,7 @@ class Rank:
         with ExitStack() as stack:
             stack.callback(self._transport.close)
             stack.callback(self._mapped.memory.close)
+            stack.callback(self._views.close)
             self._end_streams()
             # Only now, and not if a stream did not run dry.
             self._transport.let_go()

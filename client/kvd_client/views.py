@@ -37,6 +37,11 @@ class LayerViews:
             raise UsageError(f"no {model.value} layer {layer} on this stage, which stores {known}")
         return tuple(self._tensor(view, fp8) for view in views)
 
+    def close(self) -> None:
+        """Let go of the tensors, which keep the mapping alive; those handed out stay valid."""
+        self._arena = None
+        self._tensors.clear()
+
     def _tensor(self, view: LayerView, fp8: FP8Kind) -> "torch.Tensor":
         import torch
 
@@ -61,13 +66,20 @@ class LayerViews:
         return tensor
 
     def _arena_tensor(self) -> "torch.Tensor":
-        import torch
-
         if self._arena is None:
-            self._arena = torch.frombuffer(
-                self._memory.buffer, dtype=torch.uint8, count=self._plan.arena_bytes
-            )
+            self._arena = mapping_tensor(self._memory, self._plan.arena_bytes)
         return self._arena
+
+
+def mapping_tensor(memory: Memory, size_bytes: int) -> "torch.Tensor":
+    """Return the first bytes of a mapping as a tensor of uint8 that lies where they lie."""
+    import torch
+
+    source = memory.device_array
+    if source is None:
+        return torch.frombuffer(memory.buffer, dtype=torch.uint8, count=size_bytes)
+    # The tensor refers to the mapping, and torch finds the GPU by the address.
+    return torch.as_tensor(source)[:size_bytes]
 
 
 def _elements(count_bytes: int, element_bytes: int, view: LayerView) -> int:

@@ -60,7 +60,7 @@ class Progress(NamedTuple):
 def read_progress(memory: Memory, plan: StoragePlan) -> Progress:
     """Return what the progress word of a rank's memory says."""
     start = plan.region.progress.offset_bytes
-    position, segment_index = _PROGRESS.unpack(memory.buffer[start : start + _PROGRESS.size])
+    position, segment_index = _PROGRESS.unpack(memory.read_bytes(start, start + _PROGRESS.size))
     return Progress(Position(position), SegmentIndex(segment_index))
 
 

@@ -13,6 +13,7 @@ import fcntl
 import os
 import select
 import socket
+import stat
 import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -171,6 +172,17 @@ def descriptor_size(descriptor: int) -> int:
         return os.fstat(descriptor).st_size
     except OSError as error:
         raise DeviceError(f"descriptor {descriptor} cannot be read: {error}") from error
+
+
+def is_host_memory(descriptor: int) -> bool:
+    """Return whether a descriptor is memory of the host, whose size and identity can be read.
+
+    False for memory of a GPU, which is a file of the driver's, and for what is closed.
+    """
+    try:
+        return stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

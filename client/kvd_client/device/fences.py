@@ -16,6 +16,7 @@ another process sees the old or the new number, never a mixture. This module imp
 nor a device library, because daemon and holder use it too.
 """
 
+import ctypes
 import mmap
 import os
 from typing import Final, NamedTuple, NewType
@@ -108,6 +109,18 @@ class Lane:
         submitted = self._words[self._submitted_index]
         begun = self._words[self._begun_index]
         return LaneValues(LaneNumber(begun), LaneNumber(submitted), LaneNumber(done))
+
+    @property
+    def done_address(self) -> int:
+        """Return where ``done`` lies in this process, for a GPU that writes or waits for it.
+
+        Raises DeviceError for a page that was mapped read-only.
+        """
+        try:
+            start = ctypes.addressof(ctypes.c_char.from_buffer(self._words))
+        except TypeError as error:
+            raise DeviceError(f"lane {self.lane_index} lies in a read-only mapping") from error
+        return start + 8 * self._done_index
 
     @property
     def quiet(self) -> bool:

@@ -4,8 +4,8 @@ A device maps memory that arrived as a file descriptor, plays streams, and carri
 things an allocator does to bytes. Those are collected in `Commands` first and enqueued as one
 piece, so that a decode step costs one submission however many tables it touches.
 
-Nothing here blocks the host except the two called `synchronize` and `close`. Offsets count from
-byte 0 of a mapping and need 64 bits.
+Nothing here waits for a stream except what is called `synchronize` or `close`, and a submission
+that finds a device far behind. Offsets count from byte 0 of a mapping and need 64 bits.
 """
 
 from collections.abc import Callable
@@ -55,6 +55,18 @@ class Memory(Protocol):
     @property
     def buffer(self) -> memoryview:
         """Return the bytes as the host sees them; raises DeviceError where the host cannot."""
+        ...
+
+    @property
+    def device_array(self) -> object | None:
+        """Return what speaks ``__cuda_array_interface__`` for all bytes; None for host memory."""
+        ...
+
+    def read_bytes(self, start_bytes: int, end_bytes: int) -> bytes:
+        """Return a copy of bytes ``[start, end)`` as they are now; waits for no stream.
+
+        For small ranges, such as a progress word or a table. Raises DeviceError.
+        """
         ...
 
     def close(self) -> None:
@@ -181,6 +193,11 @@ class Device(Protocol):
     @property
     def name(self) -> str:
         """Return ``host`` or ``cuda``."""
+        ...
+
+    @property
+    def gpu_uuid(self) -> str:
+        """Return the GPU that memory has to be on, as ``nvidia-smi`` prints it; empty for none."""
         ...
 
     def map(self, descriptor: int, size_bytes: int, *, writable: bool = True) -> Memory:

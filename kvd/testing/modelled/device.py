@@ -194,6 +194,11 @@ class ModelledDevice:
         """Return ``modelled``."""
         return "modelled"
 
+    @property
+    def gpu_uuid(self) -> str:
+        """Return an empty UUID: memory is the host's."""
+        return ""
+
     def map(self, descriptor: int, size_bytes: int, *, writable: bool = True) -> ModelledMemory:
         """Map a descriptor, which stays the caller's to close; raises DeviceError."""
         return ModelledMemory(

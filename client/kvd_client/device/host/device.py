@@ -20,6 +20,11 @@ class HostDevice:
         """Return ``host``."""
         return "host"
 
+    @property
+    def gpu_uuid(self) -> str:
+        """Return an empty UUID: memory is the host's."""
+        return ""
+
     def map(self, descriptor: int, size_bytes: int, *, writable: bool = True) -> HostMemory:
         """Map a descriptor, which stays the caller's to close; raises DeviceError."""
         return HostMemory(descriptor, size_bytes, writable=writable)

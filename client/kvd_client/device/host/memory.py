@@ -1,5 +1,6 @@
 """Host memory: a mapping of a memfd, as numpy sees it."""
 
+import builtins
 import mmap
 import os
 from typing import Any
@@ -60,6 +61,19 @@ class HostMemory:
     def buffer(self) -> memoryview:
         """Return the bytes of the mapping; read-only if it is mapped so."""
         return self.bytes.data
+
+    @property
+    def device_array(self) -> None:
+        """Return None: the host sees the bytes through `buffer`."""
+        return None
+
+    def read_bytes(self, start_bytes: int, end_bytes: int) -> builtins.bytes:
+        """Return a copy of bytes ``[start, end)`` as they are now."""
+        if not 0 <= start_bytes <= end_bytes <= self._size_bytes:
+            raise DeviceError(
+                f"bytes [{start_bytes}, {end_bytes}) are not within the {self._size_bytes} mapped"
+            )
+        return self.bytes[start_bytes:end_bytes].tobytes()
 
     @property
     def bytes(self) -> ByteArray:
