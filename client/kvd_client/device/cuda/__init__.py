@@ -1,0 +1,1 @@
+"""The CUDA device: arenas as shareable descriptors, raw kernels, lanes written by streams."""
