@@ -100,6 +100,17 @@ class ServeSettings:
         "who keeps the memory while the daemon restarts: a holder that serve starts and that dies "
         "with it, a running kvd hold, or systemd's descriptor store",
     )
+    device: Literal["host", "cuda"] = setting(
+        "host",
+        Choice(("host", "cuda")),
+        "where arenas lie: in shared memory of the host, which runs everywhere, or on GPUs; the "
+        "daemon itself uses no GPU either way",
+    )
+    gpu: str | None = setting(
+        None,
+        Auto(Text("the UUID of one GPU, as nvidia-smi -L prints it"), "every GPU that is visible"),
+        "the GPU that arenas are created on with device = cuda; ranks on another are refused",
+    )
     allowed_uids: tuple[int, ...] = setting(
         (),
         UidList(),

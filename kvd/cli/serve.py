@@ -54,7 +54,10 @@ def _serve(settings: Settings, manager: ServiceManager, *, log: Log) -> None:
             # First, because it may fail: then the daemon ends and was never said to be ready.
             if manager.notify_address is not None:
                 notify_ready(manager.notify_address)
-            click.echo(f"kvd serve: ready socket={daemon.address} device=host pid={os.getpid()}")
+            click.echo(
+                f"kvd serve: ready socket={daemon.address} device={settings.serve.device} "
+                f"pid={os.getpid()}"
+            )
             sys.stdout.flush()
 
         daemon.run(announce)

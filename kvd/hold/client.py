@@ -367,10 +367,13 @@ def _file_of(descriptor: int) -> tuple[int, int] | None:
 
 
 def _is_kept(client: HolderClient, name: str, handed: _Handed) -> bool:
-    """Return whether the holder keeps the memory that was handed in under a name."""
+    """Return whether the holder surely keeps the memory that was handed in under a name.
+
+    Files of a GPU's driver all look alike, so memory of a GPU is handed in anew.
+    """
     descriptor = client.get(name)
     try:
-        return _file_of(descriptor) == handed.file
+        return descriptors.is_host_memory(descriptor) and _file_of(descriptor) == handed.file
     finally:
         os.close(descriptor)
 

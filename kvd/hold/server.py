@@ -168,8 +168,7 @@ class HolderServer:
                 self._table.put(name, descriptors[0], size_bytes)
                 return Kept(), []
             case Get(name=name):
-                descriptor = self._table.get(name)
-                return Found(os.fstat(descriptor).st_size), [descriptor]
+                return Found(self._table.size_bytes(name)), [self._table.get(name)]
             case Drop(name=name):
                 self._table.drop(name)
                 return Dropped(), []

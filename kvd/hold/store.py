@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from kvd.errors import ServeError
 from kvd.hold.message import HeldMemory
-from kvd_client.device.descriptors import create_memory, descriptor_size
+from kvd_client.device.descriptors import create_memory, descriptor_size, is_host_memory
 from kvd_proto.errors import ErrorCode
 
 DESCRIPTORS_MAX: Final = 512
@@ -55,6 +55,7 @@ class DescriptorTable:
 
     def __init__(self) -> None:
         self._descriptors: dict[str, int] = {}
+        self._sizes_bytes: dict[str, int] = {}
 
     def put(self, name: str, descriptor: int, size_bytes: int) -> None:
         """Take a descriptor over; raises ServeError, and then it stays the caller's."""
@@ -67,19 +68,25 @@ class DescriptorTable:
                 code=ErrorCode.BAD_ARGUMENT,
             )
         held_bytes = descriptor_size(descriptor)
-        if held_bytes != size_bytes:
+        # Memory of a GPU is a file of the driver's, which does not say how much is behind it.
+        if held_bytes != size_bytes and is_host_memory(descriptor):
             raise ServeError(
                 f"{name!r} is said to have {size_bytes} bytes, its descriptor has {held_bytes}",
                 code=ErrorCode.BAD_ARGUMENT,
             )
         self._descriptors[name] = descriptor
+        self._sizes_bytes[name] = size_bytes
 
     def held(self) -> tuple[HeldMemory, ...]:
         """Return what is kept, in order of names."""
         return tuple(
-            HeldMemory(name, descriptor_size(descriptor))
-            for name, descriptor in sorted(self._descriptors.items())
+            HeldMemory(name, size_bytes) for name, size_bytes in sorted(self._sizes_bytes.items())
         )
+
+    def size_bytes(self, name: str) -> int:
+        """Return the bytes behind a name, as they were said or seen when it was put."""
+        self.get(name)
+        return self._sizes_bytes[name]
 
     def get(self, name: str) -> int:
         """Return the kept descriptor itself; raises ServeError for an unknown name."""
@@ -91,13 +98,14 @@ class DescriptorTable:
     def drop(self, name: str) -> None:
         """Close a descriptor and forget it; raises ServeError for an unknown name."""
         os.close(self.get(name))
-        del self._descriptors[name]
+        del self._descriptors[name], self._sizes_bytes[name]
 
     def close(self) -> None:
         """Close every descriptor."""
         for _, descriptor in sorted(self._descriptors.items()):
             os.close(descriptor)
         self._descriptors.clear()
+        self._sizes_bytes.clear()
 
     def __len__(self) -> int:
         return len(self._descriptors)

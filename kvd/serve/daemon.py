@@ -20,12 +20,16 @@ from kvd import __version__
 from kvd.alloc.checks import CheckLevel
 from kvd.config import ServeSettings, Settings
 from kvd.errors import ServeError
+from kvd.serve.arena import Arenas, HostArenas
 from kvd.serve.dispatch import Dispatcher
+from kvd.serve.driver import DriverList
+from kvd.serve.gpus import CudaArenas
 from kvd.serve.group import GroupSettings
 from kvd.serve.lifeline import LifelineServer
 from kvd.serve.memory import DescriptorKeeper
 from kvd.serve.metrics import start_metrics
 from kvd.serve.observe import Observatory, Published
+from kvd.serve.quiet import DriverCheck
 from kvd.serve.router import Router
 from kvd.serve.runtime import (
     DaemonLock,
@@ -35,7 +39,7 @@ from kvd.serve.runtime import (
     raise_descriptor_limit,
 )
 from kvd.serve.snapshot import build_document
-from kvd_proto.errors import KvdError
+from kvd_proto.errors import ErrorCode, KvdError
 from kvd_proto.memory import SizingInputs
 
 if TYPE_CHECKING:
@@ -75,9 +79,16 @@ class Daemon:
             undo.callback(lock.release)
             self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
             undo.callback(self._loop.close)
+            self._arenas = open_arenas(serve, log=log)
+            undo.callback(self._arenas.close)
+            driver = DriverList() if serve.device == "cuda" else None
+            if driver is not None:
+                undo.callback(driver.close)
             self._dispatcher = Dispatcher(
                 self._loop,
-                settings=group_settings(settings, epoch=self._epoch),
+                settings=group_settings(
+                    settings, epoch=self._epoch, arenas=self._arenas, driver=driver
+                ),
                 keeper=keeper,
                 send=self._send,
                 log=log,
@@ -182,7 +193,7 @@ class Daemon:
                 "started_at": self._started_at,
                 "uptime_s": time() - self._started_at,
                 "address": self._address,
-                "device": "host",
+                "device": self._arenas.device_name,
             },
             lost_replies=self._router.lost_count,
         )
@@ -215,7 +226,21 @@ class Daemon:
             self._loop.stop()
 
 
-def group_settings(settings: Settings, *, epoch: int) -> GroupSettings:
+def open_arenas(serve: ServeSettings, *, log: Callable[[str], None]) -> Arenas:
+    """Return where memory comes from; raises ServeError for a GPU that is not there."""
+    if serve.device == "cuda":
+        return CudaArenas(serve.gpu, log=log)
+    if serve.gpu is not None:
+        raise ServeError(
+            f"gpu = {serve.gpu} goes with device = cuda, and device is host",
+            code=ErrorCode.BAD_SETTING,
+        )
+    return HostArenas()
+
+
+def group_settings(
+    settings: Settings, *, epoch: int, arenas: Arenas, driver: DriverCheck | None
+) -> GroupSettings:
     """Return what groups take from the settings."""
     serve, sizing = settings.serve, settings.sizing
     return GroupSettings(
@@ -241,5 +266,6 @@ def group_settings(settings: Settings, *, epoch: int) -> GroupSettings:
         quiet_wait_ms=serve.quiet_wait_ms,
         heartbeat_ms=serve.heartbeat_ms,
         frame_bytes_max=serve.frame_bytes_max,
-        host_memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        arenas=arenas,
+        driver=driver,
     )

@@ -15,6 +15,7 @@ from kvd.alloc.checks import CheckLevel
 from kvd.build import GroupStorage, build_group
 from kvd.engine.incarnation import Incarnation
 from kvd.errors import ServeError
+from kvd.serve.arena import Arenas, check_room
 from kvd.serve.group_memory import GroupMemory
 from kvd.serve.leaving import Leaving
 from kvd.serve.lifeline import Lifeline
@@ -47,8 +48,8 @@ class GroupSettings:
     quiet_wait_ms: int
     heartbeat_ms: int
     frame_bytes_max: int
-    host_memory_bytes: int
-    """Memory of this host: an arena on the host device cannot be larger."""
+    arenas: Arenas
+    """Where memory comes from; no arena is larger than its place."""
     driver: DriverCheck | None = None
     """Who knows which processes hold contexts; None where a process takes its streams along."""
 
@@ -180,8 +181,17 @@ class Group:
         storage = self._build(first, budget_bytes=asked[minimum])
         number = self.incarnation_count + 1
         plans = tuple(stage.storage for stage in storage.stages)
-        places = {key: session.hello.gpu_uuid for key, session in sessions.items()}
-        memories = self.memory.create(plans, number=number, places=places)
+        places = {
+            key: self._settings.arenas.place_of(session.hello.gpu_uuid)
+            for key, session in sessions.items()
+        }
+        wanted_bytes = dict.fromkeys(places.values(), 0)
+        for (stage_index, _), place in places.items():
+            wanted_bytes[place] += plans[stage_index].total_bytes
+        self._check_room(wanted_bytes)
+        memories = self.memory.create(
+            plans, number=number, places=places, maker=self._settings.arenas.create
+        )
         legacies, redo = self.memory.inherit()
         self.incarnation_count = number
         self.waiting.clear()
@@ -256,15 +266,19 @@ class Group:
             tp_count=hello.tp,
             pp_count=hello.pp,
         )
-        total = sum(stage.storage.total_bytes for stage in storage.stages) * hello.tp
-        if total > self._settings.host_memory_bytes:
-            raise ServeError(
-                f"group {hello.group!r} asks {total} bytes on the host device for {self.tp} x "
-                f"{self.pp} ranks, this host has {self._settings.host_memory_bytes}; lower "
-                f"budget_bytes",
-                code=ErrorCode.BAD_MODEL,
-            )
+        arenas = self._settings.arenas
+        place = arenas.place_of(hello.gpu_uuid)
+        if len(arenas.rooms_bytes()) == 1:
+            total = sum(stage.storage.total_bytes for stage in storage.stages) * hello.tp
+            self._check_room({place: total})
+        else:
+            # Where the other ranks are is known when all are there.
+            largest = max(stage.storage.total_bytes for stage in storage.stages)
+            self._check_room({place: largest})
         return storage
+
+    def _check_room(self, wanted_bytes: dict[str, int]) -> None:
+        check_room(self._settings.arenas, self.name, wanted_bytes, f"{self.tp} x {self.pp} ranks")
 
     def _welcome(
         self,
@@ -309,11 +323,6 @@ def check_hello(hello: Hello) -> None:
             f"is a {Mode.FOLLOWER.value}",
         ),
         (hello.declare is None, "declare is missing: say what the model stores"),
-        (
-            bool(hello.gpu_uuid),
-            f"gpu_uuid {hello.gpu_uuid!r} asks for a CUDA device; this build serves the host "
-            f"device only, leave it empty",
-        ),
     ]
     for is_wrong, problem in wrong:
         if is_wrong:

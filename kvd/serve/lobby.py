@@ -87,6 +87,7 @@ class Lobby:
                 code=ErrorCode.BAD_VERSION,
             )
         check_hello(hello)
+        self._settings.arenas.place_of(hello.gpu_uuid)
         if hello.role not in (Role.SCHEDULER, Role.WORKER):
             raise ServeError(
                 f"role {hello.role.value} reads statistics, which the socket with the suffix "
@@ -115,6 +116,8 @@ class Lobby:
             or group.running is not None
             or group.memory.leaving
         ):
+            return
+        if not self._settings.arenas.prepare(self._loop, lambda: self._start_if_ready(group)):
             return
         sessions = list(group.waiting.values())
         self._stop_timer(group)

@@ -28,9 +28,9 @@ main()
 """The command line, tied to this process, so that a killed test run leaves nothing running."""
 
 
-def command(*arguments: str) -> tuple[str, ...]:
+def command(*arguments: str, program: str = KVD) -> tuple[str, ...]:
     """Return how to run the command line in a process that ends with this one."""
-    return (sys.executable, "-c", KVD, str(os.getpid()), *arguments)
+    return (sys.executable, "-c", program, str(os.getpid()), *arguments)
 
 
 def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
@@ -81,6 +81,7 @@ class DaemonProcess:
         *arguments: str,
         extra: Mapping[str, str] = {},
         files_max: int | None = None,
+        program: str = KVD,
     ) -> None:
         """Start it; it is not ready before `wait_ready` returns."""
         self.folder = folder
@@ -88,7 +89,10 @@ class DaemonProcess:
         self._log_path = folder.with_name(folder.name + ".log")
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                (*limit, *command("serve", "--runtime-dir", str(folder), *arguments)),
+                (
+                    *limit,
+                    *command("serve", "--runtime-dir", str(folder), *arguments, program=program),
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -253,3 +253,18 @@ def test_a_daemon_without_its_own_holder_is_told_to_restart_every_time() -> None
     assert len(lines) == 1
     assert lines[0].startswith("event=holder_lost problem=")
     holder.close()
+
+
+def test_memory_of_a_gpu_is_handed_in_anew_for_its_files_all_look_alike(setup: Restartable) -> None:
+    """A holder that kept another one of the driver's files under the name would not be noticed."""
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    setup.client.put("g/0/0/arena", descriptor, 1 << 30)
+    assert setup.client.held() == (HeldMemory("g/0/0/arena", 1 << 30),)
+
+    setup.restart()
+
+    assert setup.client.held() == (HeldMemory("g/0/0/arena", 1 << 30),)
+    assert "restored_count=1" in setup.lines[-1]
+    kept = setup.client.get("g/0/0/arena")
+    assert os.path.samestat(os.fstat(kept), os.fstat(descriptor))
+    descriptors.close_all([kept, descriptor])

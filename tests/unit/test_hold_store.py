@@ -55,6 +55,16 @@ def test_a_name_in_use_is_refused_and_the_first_stays(table: DescriptorTable) ->
     os.close(second)
 
 
+def test_memory_of_a_gpu_has_the_size_that_is_said(table: DescriptorTable) -> None:
+    """Its descriptor is a file of the driver's, as this one is of another, and tells no size."""
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+
+    table.put("g/0/0/arena", descriptor, 100 << 30)
+
+    assert table.held() == (HeldMemory("g/0/0/arena", 100 << 30),)
+    assert table.size_bytes("g/0/0/arena") == 100 << 30
+
+
 def test_a_size_that_is_not_the_descriptors_is_refused_with_both(table: DescriptorTable) -> None:
     descriptor = create_memory("a", 100)
 
