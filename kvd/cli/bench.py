@@ -27,6 +27,7 @@ from kvd.testing.bench_capacity import (
 from kvd.testing.bench_core import measure_core, measure_feasible
 from kvd.testing.bench_decode import CHUNK_TOKENS
 from kvd.testing.bench_figures import NS_PER_US, Figure
+from kvd.testing.bench_moves import PLACES, measure_apply, measure_moves
 from kvd.testing.bench_rpc import CoreTotals, RpcSpec, measure_rpc
 from kvd.testing.bench_scale import measure_scale
 from kvd.testing.local import LocalDaemon
@@ -42,6 +43,7 @@ CORE_STEPS_COUNT: Final = 400
 PAGE_TOKENS_MAX: Final = 4096
 CAPACITY_PAGE_TOKENS: Final = 64
 BUDGETS: Final = ("40GiB", "80GiB")
+MOVED: Final = "2GiB"
 
 _requests_option = click.option(
     "--requests",
@@ -59,6 +61,13 @@ _page_option = click.option(
 )
 _seed_option = click.option(
     "--seed", "seed_index", type=click.IntRange(0), default=1, help="Draws the prompts (1)."
+)
+_device_option = click.option(
+    "--device",
+    "device_name",
+    type=click.Choice(tuple(PLACES)),
+    default="cuda",
+    help="Where the memory lies (cuda; the targets are about an H200).",
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help=f"Print {SCHEMA}.")
 
@@ -254,6 +263,57 @@ def _measure_cells(
 def scale(as_json: bool) -> None:
     """Take, free and ask for capacity with 10^3 to 10^6 pages per band, each size in turns."""
     _report("scale", measure_scale(), as_json=as_json)
+
+
+@bench.command()
+@_device_option
+@click.option(
+    "--size",
+    default=MOVED,
+    metavar="SIZE",
+    help=f"Bytes to move for each page size; the arena has four times as many ({MOVED}).",
+)
+@_seed_option
+@_json_option
+def moves(device_name: str, size: str, seed_index: int, as_json: bool) -> None:
+    """Move random pages to random places, beside one plain copy of as many bytes."""
+    moved_bytes = parse_bytes(size, name="--size")
+    figures = measure_moves(device_name, moved_bytes=moved_bytes, seed_index=seed_index)
+    _report("moves", figures, as_json=as_json)
+
+
+@bench.command()
+@_device_option
+@_requests_option
+@_page_option
+@click.option(
+    "--steps",
+    "steps_count",
+    type=click.IntRange(1, 100_000),
+    default=CORE_STEPS_COUNT,
+    help=f"Decode steps ({CORE_STEPS_COUNT}).",
+)
+@_seed_option
+@_json_option
+def apply(
+    device_name: str,
+    requests_count: int,
+    pages: str,
+    steps_count: int,
+    seed_index: int,
+    as_json: bool,
+) -> None:
+    """Check, assemble and enqueue the effects of decode steps: what they cost a rank's host."""
+    figures: list[Figure] = []
+    for page_tokens in _page_sizes(pages):
+        figures += measure_apply(
+            device_name,
+            requests_count=requests_count,
+            page_tokens=page_tokens,
+            steps_count=steps_count,
+            seed_index=seed_index,
+        )
+    _report("apply", figures, as_json=as_json)
 
 
 _CAPACITY_COLUMNS: Final = (

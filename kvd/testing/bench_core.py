@@ -7,7 +7,7 @@ same work, and nothing of a client runs between two batches.
 
 import gc
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
@@ -174,16 +174,20 @@ def _geometry(bands_count: int) -> ChainGeometry:
     )
 
 
-def _reply_bytes(recording: Recording) -> int:
-    """Return the median size of the measured batches' replies."""
+def replies(recording: Recording) -> Iterator[bytes]:
+    """Yield the reply to each recorded batch, those of the set-up included."""
     incarnation = _incarnation(recording.storage)
-    sizes: list[int] = []
     for body in recording.bodies:
         index = incarnation.next_index(0)
         _, reply = incarnation.batch(rank=0, program=0, index=index, body=body)
-        sizes.append(len(reply))
+        yield reply
         incarnation.settle()
         incarnation.confirm(0, incarnation.log.end_position)
+
+
+def _reply_bytes(recording: Recording) -> int:
+    """Return the median size of the measured batches' replies."""
+    sizes = [len(reply) for reply in replies(recording)]
     return int(np.median(sizes[recording.setup_count :]))
 
 

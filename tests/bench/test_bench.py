@@ -51,6 +51,26 @@ def test_core_at_full_size_has_its_target() -> None:
     assert isinstance(results["page64_core_step_p50"]["ok"], bool)
 
 
+def test_moves_stand_beside_a_copy_and_targets_are_about_a_gpu() -> None:
+    results = run("moves", "--device", "host", "--size", "4MiB")
+
+    assert results["host_copy"]["value"] > 0
+    for size in ("8KiB", "64KiB", "256KiB", "2048KiB"):
+        assert results[f"host_moves_{size}_ratio"]["value"] > 0
+        assert results[f"host_moves_{size}_ratio"]["target"] is None
+
+
+def test_apply_takes_a_steps_effects_apart() -> None:
+    results = run("apply", "--device", "host", "--requests", "8", "--page", "64,1", "--steps", "5")
+
+    for name in ("host_page64_apply", "host_page1_apply"):
+        assert results[f"{name}_samples"]["value"] == 5
+        for pace in ("tight", "paced"):
+            whole, part = f"{name}_{pace}_p50", f"{name}_{pace}_enqueue_p50"
+            assert results[whole]["value"] > results[part]["value"] > 0
+            assert results[whole]["target"] is None
+
+
 @pytest.mark.parametrize("pages", ["", "64,", "0", "x", "8192"])
 def test_a_page_list_that_is_none_is_refused_by_name(pages: str) -> None:
     ran = CliRunner().invoke(cli, ["bench", "rpc", "--page", pages])
