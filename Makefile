@@ -9,13 +9,14 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help venv demo test test-fast sweep-cpu check format clean
+.PHONY: help venv demo test test-fast test-gpu sweep-cpu check format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       replay a real request trace through a daemon and check every byte"
 	@echo "make test       all tests that need neither a GPU nor minutes"
 	@echo "make test-fast  the same without those that take longer than a second"
+	@echo "make test-gpu   the tests of the CUDA device, which need a GPU"
 	@echo "make sweep-cpu  the long sweeps, which take a quarter of an hour and more"
 	@echo "make check      ruff, mypy, pyright and the architecture rules"
 	@echo "make format     let ruff format and sort the imports"
@@ -45,6 +46,9 @@ test: venv
 
 test-fast: venv
 	$(BIN)/python -m pytest -q -m "not gpu and not slow and not sweep" -n 3 --dist loadfile
+
+test-gpu: venv
+	$(BIN)/python -m pytest -q -m gpu tests/gpu
 
 sweep-cpu: venv
 	$(BIN)/python -m pytest -q -m sweep --timeout=0 --durations=0
