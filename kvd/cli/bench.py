@@ -27,6 +27,7 @@ from kvd.testing.bench_capacity import (
 from kvd.testing.bench_core import measure_core, measure_feasible
 from kvd.testing.bench_decode import CHUNK_TOKENS
 from kvd.testing.bench_figures import NS_PER_US, Figure
+from kvd.testing.bench_iteration import measure_iteration
 from kvd.testing.bench_moves import PLACES, measure_apply, measure_moves
 from kvd.testing.bench_rpc import CoreTotals, RpcSpec, measure_rpc
 from kvd.testing.bench_scale import measure_scale
@@ -314,6 +315,19 @@ def apply(
             seed_index=seed_index,
         )
     _report("apply", figures, as_json=as_json)
+
+
+@bench.command()
+@_requests_option
+@_seed_option
+@_json_option
+def iteration(requests_count: int, seed_index: int, as_json: bool) -> None:
+    """Run an engine's loop on a GPU with kvd and with pages assigned beforehand, in turns."""
+    with LocalDaemon(arguments=("--device", "cuda")) as daemon:
+        figures = measure_iteration(
+            f"ipc://{daemon.socket_path}", requests_count=requests_count, seed_index=seed_index
+        )
+    _report("iteration", figures, as_json=as_json)
 
 
 _CAPACITY_COLUMNS: Final = (

@@ -5,7 +5,7 @@ import re
 import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,6 +89,9 @@ class Options:
     seed_index: int
     socket_path: Path | None
     overlap: bool
+    device: str
+    round_count: int
+    forward_us: float
     corrupt: str | None
     as_json: bool
 
@@ -180,6 +183,26 @@ class Options:
     help="Launch a step while the one before it still runs, or wait for it first (--overlap).",
 )
 @click.option(
+    "--device",
+    type=click.Choice(["host", "cuda"]),
+    default="host",
+    help="Where arenas lie, and who writes them: threads, or kernels on a GPU (host).",
+)
+@click.option(
+    "--rounds",
+    "round_count",
+    type=click.IntRange(1, 1000),
+    default=1,
+    help="Serve the chosen requests so many times over (1).",
+)
+@click.option(
+    "--forward-us",
+    type=click.FloatRange(0, 1_000_000),
+    default=0,
+    metavar="MICROSECONDS",
+    help="Time that each forward takes on a GPU beside what it writes and checks (0).",
+)
+@click.option(
     "--connect",
     "socket_path",
     type=click.Path(path_type=Path),
@@ -211,6 +234,7 @@ def replay(context: click.Context, /, **given: Any) -> None:
         request_count=options.request_count,
         tokens_max=options.tokens_max,
     )
+    selection = replace(selection, requests=selection.requests * options.round_count)
     spec = _spec(options, selection)
     if not options.as_json:
         _introduce(options, selection)
@@ -273,6 +297,8 @@ def _spec(options: Options, selection: Selection) -> ReplaySpec:
         ),
         deadline_ms=DEADLINE_MS,
         overlap=options.overlap,
+        device=options.device,
+        forward_us=options.forward_us,
         corruption=_corruption(options, selection, declaration),
     )
 
@@ -318,7 +344,7 @@ def _own_daemon(options: Options) -> Generator[LocalDaemon | None, None, None]:
     if options.socket_path is not None:
         yield None
         return
-    with LocalDaemon() as daemon:
+    with LocalDaemon(arguments=("--device", options.device)) as daemon:
         if not options.as_json:
             socket_path = daemon.socket_path
             click.echo(f"daemon: process {daemon.pid} and its holder, --socket {socket_path}\n")

@@ -26,6 +26,10 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: int
     overlap: bool = False
     """Whether a step is launched while the one before it may still run."""
+    device: str = "host"
+    """``host`` or ``cuda``: where the arena lies, and so who paints it."""
+    forward_us: float = 0
+    """How long a forward takes at least, on a GPU."""
     corruption: Corruption | None = None
     peer_descriptors: tuple[int, ...] = ()
     """Pipes between a leader and its followers, as descriptors of the rank process."""

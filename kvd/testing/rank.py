@@ -6,7 +6,6 @@ descriptor, runs it through `kvd_client`, and answers with a `RankReport` or a `
 
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -23,6 +22,7 @@ import kvd_client
 from kvd.errors import WorkloadError
 from kvd.testing.asking import ask_pass
 from kvd.testing.child import die_with_parent
+from kvd.testing.cuda_painter import CudaPainter
 from kvd.testing.forward import ForwardBuilder
 from kvd.testing.messages import (
     Attached,
@@ -39,6 +39,7 @@ from kvd.testing.messages import (
 from kvd.testing.painter import ArenaPainter
 from kvd.testing.passes import Answers, Pass, StepWork
 from kvd.testing.workload import Workload
+from kvd_client.device.port import Event
 from kvd_proto.control import Mode
 from kvd_proto.errors import KvdError
 from kvd_proto.scalars import Position, RequestId, StepNumber
@@ -77,6 +78,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def run_rank(spec: RankSpec, parent: Connection) -> None:
     """Attach, replay the whole workload, report, and part when the parent says so."""
+    device = None
+    if spec.device == "cuda":
+        from kvd.testing.cuda_painter import open_gpu
+
+        device = open_gpu(spec.rank_index)
     with kvd_client.attach(
         spec.address,
         group=spec.group,
@@ -87,6 +93,7 @@ def run_rank(spec: RankSpec, parent: Connection) -> None:
         sizing=spec.sizing,
         deadline_ms=spec.deadline_ms,
         overlap=spec.overlap,
+        device=device,
     ) as kv:
         _send(parent, Attached(arena_bytes=kv.plan.arena_bytes))
         peers = [Connection(descriptor) for descriptor in spec.peer_descriptors]
@@ -100,11 +107,11 @@ def run_rank(spec: RankSpec, parent: Connection) -> None:
 
 
 class _Launched(NamedTuple):
-    """A step that was launched, and what is set when its forward has run."""
+    """A step that was launched, and the event behind its forward."""
 
     step: StepNumber
     position: Position
-    over: threading.Event
+    over: Event
 
 
 class _Runner:
@@ -114,22 +121,33 @@ class _Runner:
         self.spec = spec
         self.kv = kv
         self.forward = ForwardBuilder(kv, corruption=spec.corruption)
-        self.painter = ArenaPainter(
-            kv.plan,
-            kv.arena_array(),
-            rank_index=spec.rank_index,
-            corruption=spec.corruption,
-        )
+        self.painter: ArenaPainter | CudaPainter
+        if spec.device == "cuda":
+            self.painter = CudaPainter(
+                kv.plan,
+                kv.memory,
+                kv,
+                rank_index=spec.rank_index,
+                forward_us=spec.forward_us,
+                corruption=spec.corruption,
+            )
+        else:
+            self.painter = ArenaPainter(
+                kv.plan,
+                kv.arena_array(),
+                rank_index=spec.rank_index,
+                corruption=spec.corruption,
+            )
 
     def launch(self, work: StepWork, launch: Any) -> _Launched:
         """Run a step's forward inside an open launch context."""
         with launch as step:
             job = self.forward.build(work)
+            if isinstance(self.painter, CudaPainter):
+                step.submit(partial(self.painter.read_tables, job))
             step.reads_done()
             step.submit(partial(self.painter.run, job))
-            over = threading.Event()
-            step.submit(over.set)
-            return _Launched(step.number, step.position, over)
+            return _Launched(step.number, step.position, step.stream.record())
 
     def finish(self) -> None:
         """Wait until everything submitted so far has run."""
@@ -215,7 +233,7 @@ class _Scheduler(_Runner):
             over = self._take_over(asked)
             # What the batch would wait for anyway; done here so that its time is the round trip's.
             for launched in over:
-                launched.over.wait(self.spec.deadline_ms / 1000)
+                launched.over.synchronize(self.spec.deadline_ms)
             answers = self._ask(asked, over)
             self.forward.forget((*asked.free, *answers.retracted))
             work = self._workload.settle(asked, answers)

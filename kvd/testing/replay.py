@@ -49,6 +49,8 @@ class ReplaySpec:
     deadline_ms: int
     overlap: bool = False
     """Whether each rank launches a step before it has processed the one before."""
+    device: str = "host"
+    forward_us: float = 0
     corruption: Corruption | None = None
     """Applied on rank 0."""
 
@@ -115,6 +117,8 @@ def _start_ranks(spec: ReplaySpec, address: str, stack: ExitStack) -> list[RankP
             limits=spec.limits,
             deadline_ms=spec.deadline_ms,
             overlap=spec.overlap,
+            device=spec.device,
+            forward_us=spec.forward_us,
             corruption=spec.corruption if rank_index == 0 else None,
             peer_descriptors=tuple(pipe.fileno() for pipe in passed),
         )

@@ -354,16 +354,16 @@ def test_descriptors_are_not_given_for_another_token(attached: Peer, token: int)
     assert fds == []
 
 
-def test_descriptors_are_not_given_over_another_lifeline(
+def test_descriptors_are_given_to_a_companion_that_knows_the_token(
     daemon: DaemonProcess, attached: Peer
 ) -> None:
+    """A further process of a rank maps its memory; from then on the daemon watches it, too."""
     assert attached.welcome is not None
-    with peers(daemon.address) as (thief,):
-        answer, fds = thief.fetch(attached.welcome.token)
-
-    assert isinstance(answer, ErrorReply)
-    assert answer.code == "FENCED"
-    assert fds == []
+    with peers(daemon.address) as (companion,):
+        answer, fds = companion.fetch(attached.welcome.token)
+        assert isinstance(answer, Descriptors)
+        descriptors.close_all(fds)
+        assert_lives(attached)
 
 
 def test_descriptors_are_given_as_often_as_they_are_asked_for(attached: Peer) -> None:
