@@ -15,12 +15,13 @@ import numpy as np
 
 import kvd_client
 from kvd.errors import WorkloadError
+from kvd.presets import preset_config
 from kvd.testing.bench_decode import DEADLINE_MS, DECLARATION, DecodeLoop, decode_sizing
 from kvd.testing.bench_figures import Figure
 from kvd_client import STANDING, Client
 from kvd_client.device.port import Event, Stream
 from kvd_client.errors import DeviceError
-from kvd_proto.memory import Lifetime, SizingInputs
+from kvd_proto.memory import DeclaredConfig, DeclaredLayers, Lifetime, SizingInputs
 
 ITERATION_MS: Final = 5.0
 LOSS_PERCENT_MAX: Final = 1.0
@@ -31,6 +32,7 @@ ITERATIONS_COUNT: Final = 120
 WARM_UP_COUNT: Final = 20
 ATTACH_COUNT: Final = 5
 LARGE_BYTES: Final = 100 << 30
+LARGE_PRESET: Final = "gpt-oss-20b"
 PAGE_TOKENS: Final = 64
 MATRIX_ROWS: Final = 4096
 
@@ -78,11 +80,13 @@ def measure_iteration(address: str, *, requests_count: int, seed_index: int) -> 
     except DeviceError as error:
         raise WorkloadError(f"an iteration is measured on a GPU: {error}") from error
 
-    def attach(group: str, sizing: SizingInputs) -> Client:
+    def attach(
+        group: str, sizing: SizingInputs, declare: DeclaredLayers | DeclaredConfig = DECLARATION
+    ) -> Client:
         return kvd_client.attach(
             address,
             group=group,
-            declare=DECLARATION,
+            declare=declare,
             sizing=sizing,
             deadline_ms=DEADLINE_MS,
             device=device,
@@ -95,7 +99,9 @@ def measure_iteration(address: str, *, requests_count: int, seed_index: int) -> 
     attaching = [_attach_ms(lambda: attach("attach", sizing)) for _ in range(ATTACH_COUNT)]
     large = SizingInputs(budget_bytes=LARGE_BYTES, page_tokens=PAGE_TOKENS, context_tokens=4096)
     figures.append(Figure("attach_to_first_view", min(attaching), "ms", ATTACH_MS_MAX))
-    ready_ms = _attach_ms(lambda: attach("large", large))
+    # A model with pages large enough for so many bytes.
+    model = DeclaredConfig(config_json=preset_config(LARGE_PRESET), name=LARGE_PRESET)
+    ready_ms = _attach_ms(lambda: attach("large", large, model))
     figures.append(Figure("arena_of_100_gib_ready", ready_ms, "ms", READY_MS_MAX))
     return figures
 

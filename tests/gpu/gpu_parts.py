@@ -1,10 +1,12 @@
 """What tests of the CUDA device share: a device, arenas, kernels that take their time."""
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -79,3 +81,19 @@ def used_bytes() -> int:
 
 def host_word(address: int) -> int:
     return ctypes.c_uint64.from_address(address).value
+
+
+def reports_of(
+    ranks: "Sequence[subprocess.Popen[str]]", daemon: DaemonProcess
+) -> list[dict[str, Any]]:
+    """Return what rank programs report, all of them before any of them may leave."""
+    reports: list[dict[str, Any]] = []
+    for rank in ranks:
+        assert rank.stdout is not None
+        told = rank.stdout.readline()
+        assert told, daemon.log()
+        reports.append(json.loads(told))
+    for rank in ranks:
+        rank.communicate(timeout=PROGRAM_S)
+        assert rank.returncode == 0, daemon.log()
+    return reports

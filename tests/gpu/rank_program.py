@@ -143,8 +143,10 @@ def main() -> None:
         "attach_s": attach_s,
         "lanes": client.fences.lane(0).values(),
     }
-    client.close()
     print(json.dumps(report), flush=True)
+    # Whoever leaves first ends the incarnation, so nobody does before all have reported.
+    sys.stdin.read()
+    client.close()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,13 @@ from kvd_client.views import mapping_tensor
 from kvd_proto.memory import Lifetime
 from tests.e2e.daemon_process import DaemonProcess, serving, wait_until
 from tests.e2e.ranks import LAYERS, SIZING, admit
-from tests.gpu.gpu_parts import DEADLINE_MS, PROGRAM_S, run_program, the_device, used_bytes
+from tests.gpu.gpu_parts import (
+    DEADLINE_MS,
+    reports_of,
+    run_program,
+    the_device,
+    used_bytes,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -58,10 +64,7 @@ def test_two_ranks_on_one_gpu_find_every_token_where_the_tables_say(daemon: Daem
         )
         for rank in range(2)
     ]
-    for rank in ranks:
-        told, _ = rank.communicate(timeout=PROGRAM_S)
-        assert rank.returncode == 0, daemon.log()
-        report = json.loads(told)
+    for report in reports_of(ranks, daemon):
         print(report)
         assert report["mismatches"] == 0
         assert report["checked"] > 5_000

@@ -1,8 +1,9 @@
 """Applying the log: carry out the effects of decided entries on this rank's allocator stream.
 
 Effects are enqueued in the order of positions, without a gap (`stub.cursor_gapless`), segment by
-segment; each segment ends with a write of (position, segment) to the progress word, so that whoever
-comes after a crash knows what to redo. All entries of a reply become one submission.
+segment; a segment with a move, and a reply, end with a write of (position, segment) to the progress
+word, so that whoever comes after a crash knows what to redo. All entries of a reply become one
+submission.
 
 A reply is checked whole before any of it is enqueued. If it cannot be carried out, the applier is
 poisoned: the memory is then behind the log for good, and every later call says so.
@@ -356,10 +357,11 @@ class Applier:
                         self._add_step_wait(assembly, effect.step)
                     else:
                         assembly.add(effect)
-                assembly.add_progress(first_position + place, index)
+                assembly.end_segment(first_position + place, index)
             start_index = 0
         if outcomes and not outcomes[-1].segments:
-            assembly.add_progress(first_position + len(outcomes) - 1, 0)
+            assembly.end_segment(first_position + len(outcomes) - 1, 0)
+        assembly.finish()
         return assembly
 
     def _add_barrier(self, assembly: Assembly, barrier: Event) -> None:

@@ -175,6 +175,9 @@ class Assembly:
         self._clear_slots = [launch_work.clear_slots]
         self._reset_rows = [launch_work.reset_rows]
         self._piece_empty = True
+        self._has_moved = False
+        """Whether the segment that is being added holds a move."""
+        self._progress: tuple[int, int] | None = None
         self.pieces: list[Commands | WaitFor] = [self._commands]
 
     def use_columns(self, columns: Columns) -> None:
@@ -187,18 +190,28 @@ class Assembly:
             return LaunchWork(self._clear_slots[0], self._reset_rows[0])
         return LaunchWork(np.concatenate(self._clear_slots), np.concatenate(self._reset_rows))
 
-    def add_progress(self, position: int, segment_index: int) -> None:
-        """Add the write that says that everything up to here is done."""
-        self._piece_empty = False
-        self._commands.write_words(
-            offset_bytes=self._plan.region.progress.offset_bytes, values=(position, segment_index)
-        )
+    def end_segment(self, position: int, segment_index: int) -> None:
+        """Say that everything up to here is done, once it is.
+
+        What is said replaces what was said before, as long as no move lies between: without moves
+        nothing is read that a redo of several segments would miss. Behind a move it is written
+        before anything of the next segment.
+        """
+        self._progress = (position, segment_index)
+        if self._has_moved:
+            self._write_progress()
+
+    def finish(self) -> None:
+        """Add what was held back; nothing may be added afterwards."""
+        if self._progress is not None:
+            self._write_progress()
 
     def add_wait(self, event: Event) -> None:
         """Add a wait for an event: what is added later runs behind it."""
         if self._piece_empty:
             self.pieces.insert(-1, WaitFor(event))
             return
+        self.finish()
         self._piece_empty = True
         self.pieces.append(WaitFor(event))
         self._commands = self._device.commands(self._memory)
@@ -228,6 +241,14 @@ class Assembly:
                 raise ReplyError(f"this build has no host pool to copy band {effect.band} with")
             case _:
                 assert_never(effect)
+
+    def _write_progress(self) -> None:
+        assert self._progress is not None
+        self._piece_empty = self._has_moved = False
+        self._commands.write_words(
+            offset_bytes=self._plan.region.progress.offset_bytes, values=self._progress
+        )
+        self._progress = None
 
     def _zero(self, effect: Zero) -> None:
         band = self._band(effect.band)
@@ -297,6 +318,7 @@ class Assembly:
             raise ReplyError(f"{len(sources)} units cannot move to {len(destinations)} places")
         if np.intersect1d(sources, destinations).size:
             raise ReplyError(f"a move of band {band.name} has units that are source and target")
+        self._has_moved = True
         self._commands.move_units(
             base_bytes=0, unit_bytes=band.unit_bytes, sources=sources, destinations=destinations
         )
