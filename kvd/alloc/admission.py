@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvd.alloc.band import Units
+from kvd.alloc.band import Freed, Units
 from kvd.alloc.chain import Shortage, UnitCounts
 from kvd.alloc.clip import price_request
 from kvd.alloc.demand import RequestShape
-from kvd.alloc.requests import Ask, Freed, RequestTable
+from kvd.alloc.requests import Ask, RequestTable
 from kvd_proto.outcomes import Reason, Verdict
 
 _NONE: Units = np.zeros(0, dtype=np.int64)
@@ -89,7 +89,7 @@ class AdmissionPass:
             RequestShape(prompt_tokens=prompt_tokens, new_tokens=new_tokens_max),
             mode=table.shape.mode,
             chunk_tokens=chunk_tokens,
-            may_shrink=table.live_count == 0,
+            may_shrink=not table.holder_count,
             fits_empty=table.chain.fits_empty,
             fits_now=lambda units: table.chain.fits(self._grown(units)),
         )
@@ -116,7 +116,7 @@ class AdmissionPass:
             self._admitted_count += 1
             return Admission(Verdict.FITS, row, new_tokens, price.chunk_tokens)
         shortage = self._why(price.units)
-        if table.live_count == 0:
+        if not table.holder_count:
             table.names.refuse(request)
             return Admission(Verdict.UNSCHEDULABLE, 0, new_tokens, shortage=shortage)
         table.names.wait(request)
@@ -182,6 +182,10 @@ class AdmissionPass:
                 waiting_helps=True,
             )
         shortage = table.chain.explain(self._grown(units))
+        values_count = len(table.values.of_number)
+        if values_count:
+            values = "1 value" if values_count == 1 else f"{values_count} values"
+            outstanding.append(f"{values} that can be evicted")
         if not outstanding:
             return replace(shortage, waiting_helps=False)
         return replace(shortage, remover=" and ".join(outstanding), waiting_helps=True)

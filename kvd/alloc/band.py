@@ -35,7 +35,7 @@ from kvd.price.geometry import BandGeometry, BandKind
 from kvd.price.search import Span
 from kvd.price.snapshot import BandSnapshot
 
-__all__ = ["IOTA", "Band", "Moves", "Units"]
+__all__ = ["IOTA", "Band", "Freed", "Moves", "Units"]
 
 _ABSORB_SCAN_UNITS = 256
 """First stretch looked at when a frontier draws back; doubled while all of it is holes."""
@@ -47,6 +47,13 @@ class Moves(NamedTuple):
     virtual: Units
     sources: Units
     destinations: Units
+
+
+class Freed(NamedTuple):
+    """Virtual ids that a band of a chain got back."""
+
+    band_index: int
+    virtual: Units
 
 
 class Band(BandUnits):

@@ -147,6 +147,43 @@ class BandUnits:
         """Return the physical units of virtual ids; an unbound id reads as the sink, 0."""
         return self._physical_of[virtual]
 
+    def resolve(self, virtual: Units) -> Units:
+        """Return where bound ids lie; raises OperationError for what `release` refuses."""
+        try:
+            physical = self._physical_of[virtual]
+        except IndexError:
+            self._refuse_ids(virtual)
+            raise
+        named_back = self._owner_of[physical].tobytes() == virtual.tobytes()
+        if not named_back or np.unique(virtual).size != virtual.size:
+            self._refuse_ids(virtual)
+        return physical
+
+    def reserve(self, count: int, signal: Signal) -> Units:
+        """Take holes for a load that names them later, fixed where they lie until it has."""
+        units = self.acquire(count, consumer=Consumer.HOST_LOAD, own=signal)
+        self._owner_of[units] = RESERVED
+        self.usage.open(UseKind.LOAD_RESERVATION, signal, units)
+        return units
+
+    def name_reserved(self, virtual: Units, physical: Units) -> None:
+        """Give reserved units their names."""
+        if np.count_nonzero(self._owner_of[physical] != RESERVED) or np.count_nonzero(
+            self._physical_of[virtual]
+        ):
+            self._monitor.fail(
+                "band.take_unbound", f"band {self.geometry.name} named a unit that is not reserved"
+            )
+        self._physical_of[virtual] = physical
+        self._owner_of[physical] = virtual
+
+    def give_up(self, units: Units) -> None:
+        """Take back reserved units that have no names, as if they had been freed."""
+        assert not np.count_nonzero(self._owner_of[units] != RESERVED)
+        self.epoch_count += 1
+        self.live_units -= units.size
+        self._disown(units)
+
     def release(self, virtual: Units) -> None:
         """Unbind ids at once; their units pend under the newest step in flight, or become holes.
 
@@ -175,12 +212,7 @@ class BandUnits:
         self.live_units -= virtual.size
         if self.free_ids is not None:
             self.free_ids.give(virtual)
-        key = self._steps.pending_key
-        if key:
-            self._owner_of[physical] = PENDING
-            self._pending.add(key, physical)
-        else:
-            self._let_go(physical)
+        self._disown(physical)
 
     def release_pending_through(self, step: int) -> None:
         """Let units that pend under steps up to this one become holes: they were processed."""
@@ -260,6 +292,15 @@ class BandUnits:
                 units * unit_bytes, unit_bytes, consumer, order.clearance, waited=order.waited
             )
         )
+
+    def _disown(self, units: Units) -> None:
+        """Let units that lost their owner pend under the newest step in flight, or be let go."""
+        key = self._steps.pending_key
+        if key:
+            self._owner_of[units] = PENDING
+            self._pending.add(key, units)
+        else:
+            self._let_go(units)
 
     def _let_go(self, units: Units) -> None:
         """Make holes of units that no step in flight touches, but for those a transfer may."""

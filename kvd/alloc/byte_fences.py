@@ -161,6 +161,14 @@ class ByteFences:
             [ranges for (_, signal), ranges in self._fences.items() if signal in self._astray]
         )
 
+    def awaited_transfers(self) -> list[Signal]:
+        """Return the transfers that have bytes, those of unknown end aside."""
+        return [
+            signal
+            for _, signal in self._fences
+            if signal.kind is SignalKind.TRANSFER and signal not in self._astray
+        ]
+
     def records(self) -> tuple[tuple[Hazard, Signal, int], ...]:
         """Return every hazard with its signal and its bytes, by hazard and signal."""
         return tuple(

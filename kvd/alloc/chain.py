@@ -7,7 +7,8 @@ in place rearranges the arena first; a refusal changes nothing.
 
 Invariants:
     chain.spans_ordered: sink <= spans in chain order <= arena end, in bytes;
-    chain.promises_covered: some layout holds what is live and promised, and ids suffice for it;
+    chain.promises_covered: some layout holds what is live and promised, and ids suffice for it,
+        as long as no unit is hard-fixed;
     chain.windows_on_owner: a window binds only virtual pages that the owner has bound;
     chain.snapshot_fresh: the snapshot kept for an epoch equals one built anew.
 """
@@ -123,6 +124,11 @@ class ChainAllocator:
     def spans(self) -> Spans:
         """Return the bands' spans, low to high."""
         return tuple(band.span for band in self.bands)
+
+    @property
+    def move_epoch(self) -> int:
+        """Return a number that moves whenever anything moved: whether places may be stale."""
+        return sum([band.move_batches_total for band in self.bands])
 
     @property
     def promised_units(self) -> UnitCounts:
@@ -355,7 +361,11 @@ class ChainAllocator:
         if level >= CheckLevel.WARN:
             self._check_spans()
             negative = any(band.promised_units < 0 for band in self.bands)
-            if negative or not feasible(self.snapshot(), self.promised_units):
+            # A load that is about to be named, or a transfer gone astray, takes room from promises
+            # that were given before it; such a take is refused and the refusal names them.
+            is_fixed = any(band.hard_fixed for band in self.snapshot().bands)
+            lost = is_fixed or self.snapshot().quarantined
+            if negative or not (lost or feasible(self.snapshot(), self.promised_units)):
                 self.monitor.fail(
                     "chain.promises_covered",
                     f"no layout holds what is live and the promised {self.promised_units} units",

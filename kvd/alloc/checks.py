@@ -128,7 +128,7 @@ CHECKS: tuple[Check, ...] = (
         name="request.rows_match_bands",
         level=CheckLevel.STRICT,
         fatal=True,
-        protects="requests hold exactly the live units, so nothing leaks and nothing is shared",
+        protects="requests and values hold exactly the bound units: nothing leaks or is shared",
     ),
     Check(
         name="request.promises_add_up",

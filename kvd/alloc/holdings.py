@@ -1,7 +1,7 @@
 """What rows hold and what they were promised, summed and row by row.
 
 Invariants:
-    request.rows_match_bands: requests hold exactly the live units of every band;
+    request.rows_match_bands: requests and values hold exactly the bound units of every band;
     request.promises_add_up: a band's promises are the sum of what its requests may still take.
 """
 
@@ -12,6 +12,7 @@ from kvd.alloc.chain import ChainAllocator, UnitCounts
 from kvd.alloc.checks import CheckLevel
 from kvd.alloc.demand import DemandShape, RequestShape, steady_demand
 from kvd.alloc.rows import RequestRows, ragged
+from kvd.alloc.values import ValueTable
 from kvd_proto.memory import Lifetime
 
 _NONE: Units = np.zeros(0, dtype=np.int64)
@@ -20,8 +21,11 @@ _NONE: Units = np.zeros(0, dtype=np.int64)
 class Holdings:
     """The promises side of the request table; bands count the totals."""
 
-    def __init__(self, chain: ChainAllocator, rows: RequestRows, shape: DemandShape) -> None:
+    def __init__(
+        self, chain: ChainAllocator, rows: RequestRows, values: ValueTable, shape: DemandShape
+    ) -> None:
         self.chain = chain
+        self.values = values
         self.rows = rows
         self.shape = shape
         self.prefilling_count = 0
@@ -93,6 +97,17 @@ class Holdings:
         columns.prefilling[rows] = 0
         self.prefilling_count -= rows.size
 
+    def ids(self, index: int, rows: Units) -> Units:
+        """Return the virtual ids that rows hold in a band, row by row."""
+        if index == self.chain.state_index:
+            slots = self.rows.slot[rows]
+            held: Units = slots[slots > 0]
+            return held
+        first = self.rows.dropped_pages[index][rows]
+        run, places = ragged(first, self.rows.page_count[rows] - first)
+        pages: Units = self.rows.pages[rows[run], places]
+        return pages
+
     def held_sums(self, rows: Units) -> UnitCounts:
         """Return the units per band that rows hold."""
         return tuple(int(self._held(index, rows).sum()) for index in range(len(self.chain.bands)))
@@ -116,17 +131,11 @@ class Holdings:
             return
         rows = self.rows.request_id.nonzero()[0]
         for index, band in enumerate(self.chain.bands):
-            if index == self.chain.state_index:
-                slots = self.rows.slot[rows]
-                held = np.sort(slots[slots > 0])
-            else:
-                first = self.rows.dropped_pages[index][rows]
-                run, places = ragged(first, self.rows.page_count[rows] - first)
-                held = np.sort(self.rows.pages[rows[run], places])
-            if not np.array_equal(held, band.bound_ids()):
+            held = np.concatenate((self.ids(index, rows), self.values.ids(index)))
+            if not np.array_equal(np.sort(held), band.bound_ids()):
                 self.chain.monitor.fail(
                     "request.rows_match_bands",
-                    f"requests hold {held.size} units of band {band.geometry.name}, "
+                    f"requests and values hold {held.size} units of band {band.geometry.name}, "
                     f"the band has {band.live_units} live",
                 )
             owed = self.owed(index, rows)

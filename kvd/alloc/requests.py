@@ -11,20 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvd.alloc.band import Units
+from kvd.alloc.band import Freed, Units
 from kvd.alloc.chain import BandMoves, ChainAllocator, Shortage, UnitCounts
 from kvd.alloc.demand import DemandShape
 from kvd.alloc.holdings import Holdings
 from kvd.alloc.names import RequestNames
 from kvd.alloc.rows import RequestRows, ragged
+from kvd.alloc.values import Value, ValueTable
 from kvd.errors import OperationError
-
-
-class Freed(NamedTuple):
-    """Virtual ids that a band got back."""
-
-    band_index: int
-    virtual: Units
 
 
 class Grant(NamedTuple):
@@ -104,7 +98,8 @@ class RequestTable:
         self.rows = RequestRows(
             row_count=row_count, row_pages=row_pages, band_count=len(chain.bands)
         )
-        self.holdings = Holdings(chain, self.rows, shape)
+        self.values = ValueTable(chain)
+        self.holdings = Holdings(chain, self.rows, self.values, shape)
         self.slotless_count = 0
         """Live rows that need a state slot and have none."""
         self._context_tokens = np.full(row_count, context_tokens, dtype=np.int64)
@@ -115,6 +110,11 @@ class RequestTable:
     def live_count(self) -> int:
         """Return how many requests hold a row."""
         return len(self.names.row_of)
+
+    @property
+    def holder_count(self) -> int:
+        """Return how many requests and values hold something that may come back."""
+        return len(self.names.row_of) + len(self.values.of_number)
 
     # ---- opening and promises -------------------------------------------------------------------
 
@@ -405,29 +405,42 @@ class RequestTable:
 
     def free(self, rows: Units) -> list[Freed]:
         """End requests; return, per band, the virtual ids that came back."""
-        columns, chain = self.rows, self.chain
+        chain = self.chain
         for index, band in enumerate(chain.bands):
             band.promise(-self.holdings.owed(index, rows))
-        freed: list[Freed] = []
-        counts = columns.page_count[rows]
-        for index in chain.token_indices:
-            first = columns.dropped_pages[index][rows]
-            run, places = ragged(first, counts - first)
-            virtual = columns.pages[rows[run], places]
-            chain.bands[index].release(virtual)
-            freed.append(Freed(index, virtual))
+        slots_last = chain.token_indices
         if chain.state_index is not None:
-            slots = columns.slot[rows]
-            slots = slots[slots > 0]
-            self.slotless_count -= rows.size - slots.size
-            chain.bands[chain.state_index].release(slots)
-            freed.append(Freed(chain.state_index, slots))
+            slots_last = (*slots_last, chain.state_index)
+        freed = [Freed(index, self.holdings.ids(index, rows)) for index in slots_last]
+        for index, virtual in freed:
+            chain.bands[index].release(virtual)
+        self._close(rows)
+        return freed
+
+    def insert(self, number: int, row: int) -> None:
+        """End a request and keep all that it holds as a value; the number was checked."""
+        chain, rows = self.chain, np.array([row], dtype=np.int64)
+        for index, band in enumerate(chain.bands):
+            band.promise(-self.holdings.owed(index, rows))
+        value = Value(
+            pages=self.holdings.ids(chain.owner_index, rows),
+            bound={index: self.holdings.ids(index, rows) for index in chain.window_indices},
+            slot=int(self.rows.slot[row]),
+            launched_count=chain.steps.launched_count,
+        )
+        self.values.add(number, value)
+        self._close(rows)
+
+    def _close(self, rows: Units) -> None:
+        """Let rows be free whose units and promises are somebody else's now."""
+        columns = self.rows
+        if self.chain.state_index is not None:
+            self.slotless_count -= rows.size - int(np.count_nonzero(columns.slot[rows]))
         self.names.close(columns.request_id[rows].tolist())
         self.holdings.uneven_count -= int(columns.uneven[rows].sum())
         self.holdings.prefilling_count -= int(columns.prefilling[rows].sum())
         columns.clear(rows)
         columns.free.give(rows)
-        return freed
 
     # ---- inside ---------------------------------------------------------------------------------
 

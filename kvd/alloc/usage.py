@@ -147,6 +147,46 @@ class PageUsage(UseRecords):
             if kind in NETWORK and touches(units, members)
         )
 
+    def barred(
+        self, units: Units, reader: Reader, table: ReadClearance = READ_CLEARANCE
+    ) -> tuple[UseKind, Signal] | None:
+        """Return a use for which the reader may not have these units at all yet; None if none."""
+        for writer, kind, signal, members in self._open_writers():
+            if writer is None or table[reader, writer].cell not in CLOSED:
+                continue
+            if members is None or touches(units, members):
+                return kind, signal
+        return None
+
+    def first_use(
+        self, units: Units, kinds: Container[UseKind], *, lost: bool = True
+    ) -> tuple[UseKind, Signal] | None:
+        """Return the oldest use of these kinds that touches units; None if there is none.
+
+        Without ``lost``, transfers of unknown end do not count.
+        """
+        for (kind, signal), members in self._uses.items():
+            if kind in kinds and (lost or signal not in self._astray) and touches(units, members):
+                return kind, signal
+        return None
+
+    def writing_step(self, units: Units) -> int:
+        """Return the newest step that is not retired and known to write some of the units, or 0."""
+        steps = [
+            step
+            for step, written in self._writes.items()
+            if written is not None and touches(units, written)
+        ]
+        return max(steps, default=0)
+
+    def awaited_transfers(self) -> list[Signal]:
+        """Return the transfers that have units, those of unknown end aside."""
+        return [
+            signal
+            for _, signal in self._uses
+            if signal.kind is SignalKind.TRANSFER and signal not in self._astray
+        ]
+
     @property
     def vacated_forward_units(self) -> int:
         """Return how many vacated units stream order alone makes holes of."""

@@ -84,6 +84,7 @@ class StageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     stage: int
     position: int
     request_count: int = msgspec.field(name="requests")
+    value_count: int = msgspec.field(name="values", default=0)
     arena_bytes: int
     sink_bytes: int
     bands: tuple[BandStatistics, ...]

@@ -140,7 +140,7 @@ def picture_of(stage: StageStatistics) -> StagePicture:
         promised_units=tuple(band.promised_units for band in stage.bands),
         shape=shape,
         chunk_tokens=demand.chunk_tokens,
-        live_count=stage.request_count,
+        holder_count=stage.request_count + stage.value_count,
         free_count=stage.row_count - stage.request_count,
     )
 

@@ -17,6 +17,9 @@ REQUEST_BYTES = 8
 TOKEN_BYTES = 4
 OPERATION_REQUESTS_MAX = 65536
 """Requests that one operation may name; it bounds how long one operation keeps the daemon busy."""
+OPERATION_PAGES_MAX = 1 << 20
+"""Pages that one list of an operation may name, for the same reason; a frame holds no more."""
+HOST_UNIT_BYTES = 4
 TOKENS_MAX = (1 << 31) - 1
 UNITS_MAX = (1 << 31) - 1
 """Ids of units are 32-bit numbers, so no band holds more."""
@@ -140,6 +143,64 @@ def read_request_ids(encoded: bytes, *, what: str) -> list[int]:
         )
     ids: list[int] = np.frombuffer(encoded, dtype="<i8").tolist()
     return ids
+
+
+def read_numbers(encoded: bytes, *, what: str) -> list[int]:
+    """Return the numbers of an operation; raises OperationError for a ragged or empty array."""
+    numbers: list[int] = _read_int64(encoded, what=what, few_min=1).tolist()
+    return numbers
+
+
+def read_pages(encoded: bytes, *, what: str) -> Units:
+    """Return virtual ids, at least one; raises OperationError for a ragged or empty array."""
+    return _read_int64(encoded, what=what, few_min=1)
+
+
+def read_virtual(encoded: Sequence[bytes], band_count: int, *, what: str) -> list[Units]:
+    """Return virtual ids per band, at least one in all; raises OperationError otherwise."""
+    if len(encoded) != band_count:
+        raise OperationError(
+            f"{what} has {len(encoded)} lists; {band_count} are needed, one per band"
+        )
+    virtual = [_read_int64(ids, what=what, few_min=0) for ids in encoded]
+    if not any(ids.size for ids in virtual):
+        raise OperationError(f"{what} names no unit at all")
+    return virtual
+
+
+def read_host_units(encoded: Sequence[bytes], counts: Sequence[int], *, what: str) -> list[Units]:
+    """Return places in host pools, per band as many as units are copied, none twice.
+
+    Raises OperationError otherwise. How large a pool is, only its rank knows.
+    """
+    if len(encoded) != len(counts):
+        raise OperationError(
+            f"{what} has {len(encoded)} lists; {len(counts)} are needed, one per band"
+        )
+    host: list[Units] = []
+    for index, (units, count) in enumerate(zip(encoded, counts, strict=True)):
+        if len(units) != count * HOST_UNIT_BYTES:
+            raise OperationError(
+                f"{what} has {len(units)} bytes for band {index}; {count} units need "
+                f"{count * HOST_UNIT_BYTES}"
+            )
+        places = np.frombuffer(units, dtype="<i4").astype(np.int64)
+        if count and int(places.min()) < 0:
+            raise OperationError(f"{what} has {int(places.min())}; 0 or more is needed")
+        if np.unique(places).size != count:
+            raise OperationError(f"{what} names a unit of band {index}'s pool twice")
+        host.append(places)
+    return host
+
+
+def _read_int64(encoded: bytes, *, what: str, few_min: int) -> Units:
+    count, rest = divmod(len(encoded), REQUEST_BYTES)
+    if rest or not few_min <= count <= OPERATION_PAGES_MAX:
+        raise OperationError(
+            f"{what} of {len(encoded)} bytes is not an array of {few_min} to "
+            f"{OPERATION_PAGES_MAX} 8-byte numbers"
+        )
+    return np.frombuffer(encoded, dtype="<i8").astype(np.int64)
 
 
 def read_tokens(encoded: bytes, *, count: int, what: str, tokens_min: int) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """Entries in words, for people: divergence reports and traces."""
 
 from enum import IntEnum
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -9,7 +10,14 @@ from kvd_proto.codec import decode_operation
 from kvd_proto.errors import KvdError
 
 LIST_SHOWN_COUNT = 8
-_ID_FIELDS = {"requests": "<i8", "add": "<i8", "remove": "<i8"}
+_ID_FIELDS: dict[str, str] = {
+    "requests": "<i8",
+    "add": "<i8",
+    "remove": "<i8",
+    "victims": "<i8",
+    "values": "<i8",
+    "virtual": "<i8",
+}
 
 
 def describe_operation(encoded: bytes) -> str:
@@ -21,10 +29,15 @@ def describe_operation(encoded: bytes) -> str:
     fields: list[str] = []
     for field in msgspec.structs.fields(operation):
         value = getattr(operation, field.name)
+        dtype = _ID_FIELDS.get(field.encode_name, "<i4")
         if isinstance(value, bytes):
             if not value:
                 continue
-            value = _list(value, _ID_FIELDS.get(field.encode_name, "<i4"))
+            value = _list(value, dtype)
+        elif isinstance(value, tuple):
+            items = cast("tuple[object, ...]", value)
+            shown = [_list(it, dtype) if isinstance(it, bytes) else str(it) for it in items]
+            value = f"({', '.join(shown)})"
         elif isinstance(value, IntEnum):
             value = value.name.lower()
         fields.append(f"{field.name}={value}")

@@ -30,9 +30,12 @@ class EffectBuilder:
         self._current.append(effect)
 
     def wait(self, signal: Signal) -> None:
-        """Have what follows run behind the end of a step."""
-        assert signal.kind is SignalKind.STEP
-        self._current.append(Wait(signal.number))
+        """Have what follows run behind the end of a step or of a copy."""
+        if signal.kind is SignalKind.STEP:
+            self._current.append(Wait(signal.number))
+        else:
+            assert signal.kind is SignalKind.COPY, "no stream waits for a transfer"
+            self._current.append(Wait(copy=signal.number))
 
     def zero(self, band_index: int, units_column: Column, units: Units) -> None:
         """Add the zeroing of whole units."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage
 from kvd.engine.describe import describe_operation
+from kvd.engine.endings import Endings
 from kvd.engine.legacy import Legacy
 from kvd.engine.log import LogRecord, StageLog
 from kvd.engine.stage import DONE, StageEngine
@@ -27,17 +28,21 @@ from kvd_proto.codec import (
 from kvd_proto.control import WhatIf, WhatIfReply
 from kvd_proto.errors import ErrorCode, FrameError
 from kvd_proto.operations import (
+    AnyFact,
     BatchEnd,
+    CopyEnded,
     Idle,
     IncarnationEnd,
+    Insert,
     Launch,
     Operation,
     Processed,
     RankFailed,
     StepAborted,
     TablesRewritten,
+    TransferEnded,
 )
-from kvd_proto.outcomes import FACT_PROGRAM, OWN_PROGRAM, Entry, Failed, NotRun, Outcome
+from kvd_proto.outcomes import FACT_PROGRAM, OWN_PROGRAM, Done, Entry, Failed, NotRun, Outcome
 
 NOT_RUN = Outcome(NotRun())
 BATCH_OPERATIONS_MAX = 4096
@@ -109,7 +114,6 @@ class Incarnation:
         self._lag_entries_max = lag_entries_max
         self._programs: dict[int, Program] = {}
         self._facts: dict[tuple[int, bytes], None] = {}
-        self._own: list[IncarnationEnd] = []
         if legacy.engine is None:
             self.engine = StageEngine(
                 storage, level=level, idle_moves_max=idle_moves_max, batch_moves_max=batch_moves_max
@@ -117,6 +121,10 @@ class Incarnation:
         else:
             self.engine = legacy.engine
             self._append(OWN_PROGRAM, 0, encode(TablesRewritten()), self.engine.bindings())
+        self._endings = Endings(ranks, self.engine.uses.copies, self.engine.uses.transfers)
+        self._end: IncarnationEnd | None = None
+        self._gate_due = False
+        """Whether something of the daemon's own is to enter the log at the next gate."""
 
     # ---- batches --------------------------------------------------------------------------------
 
@@ -207,14 +215,11 @@ class Incarnation:
         """Log one rank's statement once; return it if it means that the rank cannot go on."""
         fact = decode_fact(body)
         body = encode(fact)  # the same statement, however it was written
-        if (rank, body) in self._facts:
+        if not self._is_news(rank, fact, body):
             return None
-        if len(self._facts) >= FACTS_MAX:
-            raise OperationError(f"one incarnation takes at most {FACTS_MAX} facts")
-        if isinstance(fact, StepAborted):
-            self.engine.chain.abort_step(fact.step)
-        self._facts[(rank, body)] = None
         self._append(FACT_PROGRAM, rank, body, DONE)
+        if self._endings.is_due:
+            self._submit()
         return fact if isinstance(fact, RankFailed) else None
 
     def submit_end(self, cause: str) -> None:
@@ -222,15 +227,14 @@ class Incarnation:
 
         An incarnation ends once: the first cause is the one that the log shows.
         """
-        if self.ended is None and not self._own:
-            self._own.append(IncarnationEnd(cause))
-            if all(program.idle for program in self._programs.values()):
-                self._pass_gate()
+        if self.ended is None and self._end is None:
+            self._end = IncarnationEnd(cause)
+            self._submit()
 
     def end(self, cause: str) -> None:
         """End the incarnation at once: nothing is decided any more, so no gate is needed."""
         if self.ended is None:
-            self._own = [IncarnationEnd(cause)]
+            self._end = IncarnationEnd(cause)
             self._pass_gate()
 
     def legacy(self) -> Legacy:
@@ -246,6 +250,13 @@ class Incarnation:
             dict(self.confirmed),
         )
 
+    def sealed_values(self, confirmed_position: int) -> tuple[int, ...]:
+        """Return the values that may survive, where all ranks' effects have run up to a position.
+
+        Their bytes are what they should be on every rank.
+        """
+        return self.engine.uses.sealed_values(confirmed_position)
+
     # ---- inside ---------------------------------------------------------------------------------
 
     def _decide_batch(self, state: Program, *, program: int, rank: int, body: bytes) -> BatchRecord:
@@ -258,7 +269,7 @@ class Incarnation:
         confirmed_position = 0
         records: list[LogRecord] = []
         for index, (raw, operation) in enumerate(zip(raws, operations, strict=True), first_index):
-            if self._own and not isinstance(operation, (Launch, Processed)):
+            if self._gate_due and not isinstance(operation, (Launch, Processed)):
                 self.log.extend(records)
                 records, gated = [], True
                 self._pass_gate()
@@ -268,6 +279,9 @@ class Incarnation:
                 try:
                     outcome = self._decide(program, operation)
                     confirmed_position = max(confirmed_position, self._confirmed_by(operation))
+                    if isinstance(operation, (Insert, Processed)):
+                        position = self.log.end_position + len(records) + 1
+                        self._note_position(operation, outcome, position)
                 except OperationError as error:
                     wrong = True
                     outcome = Outcome(Failed(error.code.value, error.message))
@@ -290,9 +304,19 @@ class Incarnation:
         state.batches.append(record)
         if not wrong and any(isinstance(operation, Idle) for operation in operations):
             state.idle = True
-            if self._own:
+            if self._gate_due:
                 self._pass_gate()
         return record
+
+    def _note_position(
+        self, operation: Insert | Processed, outcome: Outcome, position: int
+    ) -> None:
+        """Take in where a value came to be, or a step was processed: what seals values."""
+        uses = self.engine.uses
+        if isinstance(operation, Processed):
+            uses.note_processed(operation.step, position)
+        elif isinstance(outcome.result, Done):
+            uses.values.get(operation.value_id).position = position
 
     def _confirmed_by(self, operation: Operation) -> int:
         """Return up to where effects have run on whoever sends this operation; 0 for no news.
@@ -362,11 +386,39 @@ class Incarnation:
     def _append(self, program: int, index: int, body: bytes, outcome: Outcome) -> None:
         self.log.extend([_record(program, index, body, outcome)])
 
+    def _is_news(self, rank: int, fact: AnyFact, body: bytes) -> bool:
+        """Take in a rank's statement; return whether it was not made before.
+
+        Words about copies and transfers are many, and forgotten once those are over.
+        """
+        if isinstance(fact, CopyEnded):
+            return self._endings.copy_ended(rank, fact)
+        if isinstance(fact, TransferEnded):
+            return self._endings.transfer_ended(rank, fact)
+        if (rank, body) in self._facts:
+            return False
+        if len(self._facts) >= FACTS_MAX:
+            raise OperationError(f"one incarnation takes at most {FACTS_MAX} facts")
+        if isinstance(fact, StepAborted):
+            self.engine.abort_step(fact.step)
+        self._facts[(rank, body)] = None
+        return True
+
+    def _submit(self) -> None:
+        """Have the daemon's own entries enter the log at the next gate, or now if all is idle."""
+        self._gate_due = True
+        if all(program.idle for program in self._programs.values()):
+            self._pass_gate()
+
     def _pass_gate(self) -> None:
-        for own in self._own:
-            self._append(OWN_PROGRAM, 0, encode(own), DONE)
-            self.ended = own.cause
-        self._own = []
+        """Log the daemon's own entries; the end of the incarnation stands last."""
+        self._gate_due = False
+        released = self._endings.take_due()
+        if released is not None and self.ended is None:
+            self._append(OWN_PROGRAM, 0, encode(released), self.engine.release(released))
+        if self._end is not None:
+            self._append(OWN_PROGRAM, 0, encode(self._end), DONE)
+            self.ended, self._end = self._end.cause, None
 
     def _prune(self) -> None:
         """Forget what every rank has applied, and entries that also have run, save for the ring."""

@@ -2,19 +2,23 @@
 
 import numpy as np
 
-from kvd.alloc.band import Units
+from kvd.alloc.band import Freed, Units
 from kvd.alloc.chain import BandMoves, ChainAllocator, Shortage
-from kvd.alloc.requests import Freed, Grant
+from kvd.alloc.requests import Grant
 from kvd.engine.columns import ColumnBuilder
 from kvd.engine.effects import EffectBuilder
 from kvd_proto.outcomes import (
     NO_COLUMN,
+    AnyEffect,
     AnyResult,
     ClearSlots,
     Column,
+    Copy,
+    CopyStream,
     Outcome,
     Refusal,
     ResetRows,
+    Resolved,
     TakeResult,
     WriteRows,
     WriteSlots,
@@ -39,10 +43,18 @@ class OutcomeBuilder:
         """Have the next launch reset rows that were handed out."""
         self._effects.add(ResetRows(self.columns.add(rows)))
 
-    def moves(self, moved: list[BandMoves]) -> None:
-        """Add the copies of a rearrangement, in order, behind what they have to wait for."""
+    def add(self, effect: AnyEffect) -> None:
+        """Add an effect that touches no units."""
+        self._effects.add(effect)
+
+    def waits(self) -> None:
+        """Have what follows run behind everything that was found to be in its way."""
         for signal in self._chain.order.take_waits():
             self._effects.wait(signal)
+
+    def moves(self, moved: list[BandMoves]) -> None:
+        """Add the copies of a rearrangement, in order, behind what they have to wait for."""
+        self.waits()
         for item in moved:
             self._effects.move(item.band_index, item.moves)
 
@@ -59,6 +71,18 @@ class OutcomeBuilder:
             if item.virtual.size:
                 self._effects.unmap_units(item.band_index, self.columns.add(item.virtual))
         return FreedResult(tuple(counts))
+
+    def copy(
+        self, copy: int, stream: CopyStream, band_index: int, units: Units, host_units: Units
+    ) -> None:
+        """Add a band's part of a copy."""
+        add = self.columns.add
+        self._effects.add(Copy(copy, stream, band_index, add(units), add(host_units)))
+
+    def resolved(self, units: list[Units]) -> Resolved:
+        """Return where units lie, as a result."""
+        physical = tuple([self.columns.add_if_any(places) for places in units])
+        return Resolved(physical, self._chain.move_epoch)
 
     def ended(self, rows: Units, freed: list[Freed]) -> FreedResult:
         """Take pages, slots and rows of requests that ended out of all tables."""

@@ -25,6 +25,7 @@ from kvd.engine.arguments import (
 )
 from kvd.engine.lapse import Lapses
 from kvd.engine.outcome import OutcomeBuilder, refusal_of
+from kvd.engine.page_uses import PageUses
 from kvd.engine.standing import StandingSet
 from kvd.errors import OperationError
 from kvd_proto.operations import (
@@ -33,9 +34,11 @@ from kvd_proto.operations import (
     BatchEnd,
     Free,
     Idle,
+    Insert,
     Launch,
     Operation,
     Processed,
+    Released,
     Relief,
     Standing,
     Take,
@@ -46,6 +49,8 @@ from kvd_proto.outcomes import (
     AdmitResult,
     Done,
     Outcome,
+    Pump,
+    Reason,
     Refusal,
     Skipped,
     TakeResult,
@@ -117,6 +122,7 @@ class StageEngine:
         self._settle_due = False
         self._checked_epoch_count = 0
         self._memo: tuple[bytes, int, Units] = (b"", -1, _NO_ROWS)
+        self.uses = PageUses(self.requests, refused=self._refused)
         self._decide: dict[type[Operation], Callable[[int, Any], Outcome]] = {
             Admit: self._admit,
             Standing: self._change_standing,
@@ -128,6 +134,8 @@ class StageEngine:
             Processed: self._processed,
             Idle: self._idle,
             BatchEnd: self._batch_end,
+            **self.uses.operations(),
+            Insert: self._insert,
         }
 
     def decide(self, program: int, operation: Operation) -> Outcome:
@@ -164,8 +172,8 @@ class StageEngine:
         """Return an engine with what survives the end of the incarnation; None if nothing does.
 
         It is as at a start but for the values in it: without requests, promises and steps. Only
-        values that are sealed on every rank survive. No operation of this build inserts any, so
-        everything ends with its incarnation.
+        values that are sealed on every rank may survive (`PageUses.sealed_values`); nothing takes
+        them over yet, so everything ends with its incarnation.
         """
         return None
 
@@ -178,6 +186,16 @@ class StageEngine:
                 builder.bound(index, virtual, band.physical(virtual))
         return builder.build(Done())
 
+    def release(self, entry: Released) -> Outcome:
+        """Take in what is over on every rank; it enters where the daemon's own entries may."""
+        self.settle()  # what a batch's end owes comes first, as before every operation
+        return self.uses.release(entry)
+
+    def abort_step(self, step: int) -> None:
+        """Take in one rank's word that it left a launch: what that step writes is unknown."""
+        self.chain.abort_step(step)
+        self.uses.unknown_step = max(self.uses.unknown_step, step)
+
     # ---- requests -------------------------------------------------------------------------------
 
     def _admit(self, program: int, operation: Admit) -> Outcome:
@@ -187,6 +205,7 @@ class StageEngine:
             if skipped is not None:
                 return skipped
         asked = read_admit(operation, self.requests)
+        self.uses.check_may_retract(asked.victims)
         admissions = AdmissionPass(
             self.requests, growth_permille=operation.growth_permille, victims=asked.victims
         )
@@ -275,11 +294,10 @@ class StageEngine:
             if skipped is not None:
                 return skipped
             victims = self.requests.names.rows_of(ids)
+            self.uses.check_may_retract(victims)
         grant = self.requests.take(rows, tokens, victims)
         if not isinstance(grant, Grant):
-            shortage, request = grant
-            self._count_refusal(shortage)
-            return Outcome(self._refusal(shortage, request))
+            return self._refused(*grant)
         if grant.is_nothing:
             return NOTHING_TAKEN
         builder = OutcomeBuilder(self.chain)
@@ -289,6 +307,8 @@ class StageEngine:
         found = self._named(program, operation, "advance")
         if isinstance(found, Outcome):
             return found
+        if self.uses.transfers.open:
+            self.uses.check_received(found[0])
         slides = self.requests.advance(*found)
         if not slides:
             return DONE
@@ -302,9 +322,14 @@ class StageEngine:
             return skipped
         names = self.requests.names
         rows = names.rows_of([request for request in ids if not names.waits(request)])
+        self.uses.check_received(rows)
         names.drop_waiting(ids)
         builder = OutcomeBuilder(self.chain)
         return builder.build(builder.ended(rows, self.requests.free(rows)))
+
+    def _insert(self, program: int, operation: Insert) -> Outcome:
+        skipped = self._names_refused([operation.request])
+        return self.uses.insert(operation) if skipped is None else skipped
 
     def _relief(self, program: int, operation: Relief) -> Outcome:
         demand = operation.demand_units
@@ -314,8 +339,7 @@ class StageEngine:
             self.chain.make_room(demand) if self.chain.fits(demand) else self.chain.explain(demand)
         )
         if isinstance(moved, Shortage):
-            self._count_refusal(moved)
-            return Outcome(self._refusal(moved, 0))
+            return self._refused(moved, 0)
         builder = OutcomeBuilder(self.chain)
         builder.moves(moved)
         return builder.build(Done())
@@ -333,6 +357,8 @@ class StageEngine:
                 rows = self._standing_of(program).rows(self.requests)
             writes = self.requests.written_ids(rows)
         self.chain.launch_step(operation.step, operation.position, writes)
+        if writes is None:
+            self.uses.unknown_step = operation.step
         return DONE
 
     def _processed(self, program: int, operation: Processed) -> Outcome:
@@ -411,6 +437,13 @@ class StageEngine:
                 f"{what}.tokens is {tokens}; 1 to {self.requests.context_tokens} is allowed"
             )
         return rows, tokens
+
+    def _refused(self, shortage: Shortage, request: int) -> Outcome:
+        """Return the outcome of a shortage; one of transfers alone names those to wait for."""
+        self._count_refusal(shortage)
+        if shortage.reason is Reason.TRANSFERS:
+            return Outcome(Pump(self.uses.transfers.awaited))
+        return Outcome(self._refusal(shortage, request))
 
     def _refusal(self, shortage: Shortage, request: int) -> Refusal:
         return refusal_of(shortage, stage_index=self.stage_index, request=request)

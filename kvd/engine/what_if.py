@@ -33,8 +33,8 @@ class StagePicture:
     shape: DemandShape
     chunk_tokens: int
     """The longest chunk of a request that names none."""
-    live_count: int
-    """Requests that hold a row."""
+    holder_count: int
+    """Requests that hold a row, and values."""
     free_count: int
     """Rows that nobody holds."""
 
@@ -48,7 +48,7 @@ def what_if(table: RequestTable, question: WhatIf) -> WhatIfReply:
         promised_units=chain.promised_units,
         shape=table.shape,
         chunk_tokens=table.chunk_tokens,
-        live_count=table.live_count,
+        holder_count=table.holder_count,
         free_count=len(table.rows.free),
     )
     return answer(picture, question)
@@ -126,7 +126,7 @@ def _price(picture: StagePicture, question: WhatIf) -> RequestPrice:
         RequestShape(prompt_tokens=question.prompt_tokens, new_tokens=question.new_tokens_max),
         mode=picture.shape.mode,
         chunk_tokens=question.chunk_tokens or picture.chunk_tokens,
-        may_shrink=picture.live_count == 0,
+        may_shrink=not picture.holder_count,
         fits_empty=lambda units: feasible(picture.empty, units),
         fits_now=lambda units: feasible(picture.snapshot, with_promises(units, promised)),
     )

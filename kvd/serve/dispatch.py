@@ -161,6 +161,7 @@ class Dispatcher:
         elif header.kind is MessageKind.FACT:
             failed = incarnation.fact(rank, body)
             self._ack(session)
+            self._wake_followers(running, stage)
             if failed is not None:
                 cause = f"{session.describe()} cannot go on: {failed.reason}"
                 self.lobby.end_group(session.group, cause, code=ErrorCode.RANK_LOST)

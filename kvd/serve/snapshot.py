@@ -96,6 +96,7 @@ def stage_document(incarnation: Incarnation, plan: StoragePlan) -> Document:
         "position": log.end_position,
         "applied": {str(rank): position for rank, position in incarnation.applied.items()},
         "requests": engine.requests.live_count,
+        "values": len(engine.requests.values.of_number),
         "rows": plan.row_count - 1,
         "arena_bytes": plan.arena_bytes,
         "total_bytes": plan.total_bytes,

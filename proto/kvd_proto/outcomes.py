@@ -88,9 +88,13 @@ class Move(Effect, frozen=True, array_like=True, tag="move"):
 
 
 class Wait(Effect, frozen=True, array_like=True, tag="wait"):
-    """Make the allocator stream wait for a step of this rank."""
+    """Make the allocator stream wait for a step of this rank, or for one of its copies.
 
-    step: int
+    One of the two numbers is 0, which names nothing.
+    """
+
+    step: int = 0
+    copy: int = 0
 
 
 class ResetRows(Effect, frozen=True, array_like=True, tag="reset_rows"):
@@ -105,17 +109,44 @@ class ClearSlots(Effect, frozen=True, array_like=True, tag="clear_slots"):
     units: Column
 
 
-class Copy(Effect, frozen=True, array_like=True, tag="copy"):
-    """Copy units between the arena and a host pool on a named stream."""
+class CopyStream(StrEnum):
+    """Streams that copy between arena and host pools, beside the allocator's and the forward's."""
 
-    stream: str
+    LOAD = "load"
+    """Host to device."""
+    BACKUP = "backup"
+    """Device to host."""
+
+
+class Copy(Effect, frozen=True, array_like=True, tag="copy"):
+    """Copy units between the arena and a host pool on a stream of its own.
+
+    It runs behind all forwards launched and all effects before it. Effects with the same number are
+    one copy, whose end the rank reports. A copy is never redone.
+    """
+
+    copy: int
+    stream: CopyStream
     band: int
     units: Column
     host_units: Column
 
 
+class ZeroSink(Effect, frozen=True, array_like=True, tag="zero_sink"):
+    """Fill the sink with zero bytes."""
+
+
 AnyEffect: TypeAlias = (
-    Zero | WriteMap | WriteRows | WriteSlots | Move | Wait | ResetRows | ClearSlots | Copy
+    Zero
+    | WriteMap
+    | WriteRows
+    | WriteSlots
+    | Move
+    | Wait
+    | ResetRows
+    | ClearSlots
+    | Copy
+    | ZeroSink
 )
 EFFECT_TYPES: tuple[type[Effect], ...] = (
     Zero,
@@ -127,6 +158,7 @@ EFFECT_TYPES: tuple[type[Effect], ...] = (
     ResetRows,
     ClearSlots,
     Copy,
+    ZeroSink,
 )
 Segment: TypeAlias = tuple[AnyEffect, ...]
 
@@ -204,6 +236,38 @@ class Freed(Result, frozen=True, array_like=True, tag="freed"):
     units: tuple[int, ...]
 
 
+class Resolved(Result, frozen=True, array_like=True, tag="resolved"):
+    """Where units lie now: one column per band in chain order, ``NO_COLUMN`` for none.
+
+    The ids may leave the process when every rank whose memory they name has confirmed this entry's
+    position. ``move_epoch`` tells later whether anything moved since.
+    """
+
+    physical: tuple[Column, ...]
+    move_epoch: int
+
+
+class Pump(Result, frozen=True, array_like=True, tag="pump"):
+    """Nothing was changed: these transfers are in the way and have to end first.
+
+    The caller lets them make progress and asks again; their ends arrive as facts.
+    """
+
+    transfers: tuple[int, ...]
+
+
+class ReleasedResult(Result, frozen=True, array_like=True, tag="released"):
+    """What the daemon's entry of the same name says, told to ranks: what is over on all of them.
+
+    Those in ``quarantined`` are not over: they failed without proof that their peer let go.
+    """
+
+    copies: tuple[int, ...] = ()
+    failed_copies: tuple[int, ...] = ()
+    transfers: tuple[int, ...] = ()
+    quarantined: tuple[int, ...] = ()
+
+
 class Skipped(Result, frozen=True, array_like=True, tag="skipped"):
     """Not decided, because it names a request whose admission in this batch was refused."""
 
@@ -221,13 +285,28 @@ class Failed(Result, frozen=True, array_like=True, tag="failed"):
     message: str
 
 
-AnyResult: TypeAlias = Done | Refusal | AdmitResult | TakeResult | Freed | Skipped | NotRun | Failed
+AnyResult: TypeAlias = (
+    Done
+    | Refusal
+    | AdmitResult
+    | TakeResult
+    | Freed
+    | Resolved
+    | Pump
+    | ReleasedResult
+    | Skipped
+    | NotRun
+    | Failed
+)
 RESULT_TYPES: tuple[type[Result], ...] = (
     Done,
     Refusal,
     AdmitResult,
     TakeResult,
     Freed,
+    Resolved,
+    Pump,
+    ReleasedResult,
     Skipped,
     NotRun,
     Failed,

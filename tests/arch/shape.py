@@ -25,7 +25,7 @@ UNIT_NAME = re.compile(
 )
 IDENTIFYING_NAME = re.compile(
     r"(^|_)(id|version|epoch|token|ticket|incarnation|position|step|program|stage|band|request"
-    r"|digest|descriptor|pid|uid|gid|tp|pp)(_(min|max))?$"
+    r"|load|backup|copy|transfer|digest|descriptor|pid|uid|gid|tp|pp)(_(min|max))?$"
 )
 """Nouns that name something or someone; nobody adds them up or converts them."""
 

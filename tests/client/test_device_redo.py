@@ -14,6 +14,7 @@ from kvd_proto.outcomes import (
     ClearSlots,
     Column,
     Copy,
+    CopyStream,
     Entry,
     Outcome,
     ResetRows,
@@ -95,7 +96,7 @@ def test_memory_that_is_at_the_end_already_changes_in_nothing(rank: SmallRank) -
 def test_waits_copies_and_what_belongs_to_a_launch_are_void(rank: SmallRank) -> None:
     effects: list[AnyEffect] = [
         Wait(5),
-        Copy("load", FULL, Column(0), Column(0)),
+        Copy(1, CopyStream.LOAD, FULL, Column(0), Column(0)),
         ClearSlots(Column(0)),
         ResetRows(Column(1)),
         Zero(FULL, Column(0)),

@@ -31,6 +31,7 @@ ENUMS: tuple[type[enum.Enum], ...] = (
     operations.WriteSet,
     outcomes.Verdict,
     outcomes.Reason,
+    outcomes.CopyStream,
 )
 
 Golden: TypeAlias = dict[str, Any]

@@ -117,7 +117,7 @@ def test_a_change_that_an_older_peer_misreads_is_found(
 @pytest.mark.parametrize(
     ("section", "name", "value"),
     [
-        ("bytes", "operation.insert", "00"),
+        ("bytes", "operation.lock", "00"),
         ("enums", "Verdict", {"FITS": 0, "WAIT": 1, "UNSCHEDULABLE": 2, "SHRINK": 3}),
     ],
 )

@@ -24,6 +24,8 @@ from kvd_proto.operations import BatchEnd, Operation
 from kvd_proto.outcomes import (
     NO_COLUMN,
     ClearSlots,
+    Copy,
+    CopyStream,
     Entry,
     Move,
     Outcome,
@@ -33,6 +35,7 @@ from kvd_proto.outcomes import (
     WriteRows,
     WriteSlots,
     Zero,
+    ZeroSink,
 )
 
 if TYPE_CHECKING:
@@ -133,7 +136,7 @@ class Tables:
         self.written = [
             np.full(band.unit_index_end_count, -1, dtype=np.int32) for band in plan.bands
         ]
-        """Per unit: position at which what it holds was zeroed or asked to be cleared last."""
+        """Per unit: position at which what it holds was zeroed, loaded or asked to be cleared."""
         self.rows = np.zeros((plan.row_count, plan.row_pages), dtype=np.int32)
         self.slots = np.zeros(plan.row_count, dtype=np.int32)
         self.reset_rows: list[int] = []
@@ -158,7 +161,10 @@ class Tables:
             elif isinstance(effect, Move):
                 written = self.written[effect.band]
                 written[columns[effect.destinations]] = written[columns[effect.sources]]
-            elif not isinstance(effect, Wait):
+            elif isinstance(effect, Copy):
+                if effect.stream is CopyStream.LOAD:
+                    self.written[effect.band][columns[effect.units]] = position
+            elif not isinstance(effect, Wait | ZeroSink):
                 assert isinstance(effect, ClearSlots)
                 self.written[0][columns[effect.units]] = position
 

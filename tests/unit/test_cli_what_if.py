@@ -67,7 +67,7 @@ def picture_inside(incarnation: Incarnation) -> StagePicture:
         promised_units=table.chain.promised_units,
         shape=table.shape,
         chunk_tokens=table.chunk_tokens,
-        live_count=table.live_count,
+        holder_count=table.holder_count,
         free_count=len(table.rows.free),
     )
 

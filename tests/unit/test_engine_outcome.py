@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from kvd.alloc.band import Moves, Units
+from kvd.alloc.band import Freed, Moves, Units
 from kvd.alloc.chain import BandMoves, ChainAllocator, Shortage
-from kvd.alloc.requests import NOTHING_GRANTED, Freed, Grant
+from kvd.alloc.requests import NOTHING_GRANTED, Grant
 from kvd.engine.outcome import OutcomeBuilder, refusal_of
 from kvd_proto.outcomes import (
     NO_COLUMN,

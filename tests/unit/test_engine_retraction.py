@@ -15,6 +15,7 @@ from kvd_proto.outcomes import (
     Freed,
     Move,
     Outcome,
+    Pump,
     Reason,
     Refusal,
     Skipped,
@@ -317,16 +318,17 @@ def test_a_relief_moves_live_units_out_of_the_way_and_grants_nothing() -> None:
     assert played.engine.chain.bands[0].hole_units >= 12
 
 
-def test_a_relief_that_transfers_hold_up_is_refused_with_that_reason() -> None:
+def test_a_relief_that_transfers_hold_up_names_them_and_changes_nothing() -> None:
     played = _full()
     played.decide(Free(int64s([2])))
     played.decide(BatchEnd())
     for band in played.engine.chain.bands:
         if band.live_units:
             fix(band, hard=None, soft=band.span)
-    result = played.engine.decide(0, Relief((12, 0, 0, 0))).result
-    assert isinstance(result, Refusal)
-    assert (result.reason, result.waiting_helps) == (Reason.TRANSFERS, True)
+    played.engine.chain.settle_freed()
+    before = picture(played.engine.requests)
+    assert played.engine.decide(0, Relief((12, 0, 0, 0))) == Outcome(Pump((9001,)))
+    assert picture(played.engine.requests) == before
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from kvd_proto.outcomes import (
     WriteRows,
     WriteSlots,
     Zero,
+    ZeroSink,
 )
 
 NOTHING: Final = np.zeros(0, dtype=np.int64)
@@ -236,9 +237,11 @@ class Assembly:
             case Move():
                 self._move(effect)
             case Wait():
-                raise ReplyError(f"nothing is known here of step {effect.step}")
+                raise ReplyError(f"an applier makes events of waits, this one is {effect}")
             case Copy():
                 raise ReplyError(f"this build has no host pool to copy band {effect.band} with")
+            case ZeroSink():
+                self._commands.zero_bytes(start_bytes=0, end_bytes=self._plan.sink_bytes)
             case _:
                 assert_never(effect)
 

@@ -1,0 +1,85 @@
+"""Values: pages and slots that outlive the request that wrote them.
+
+A value is what a cache keeps: it grows by nothing but loads, promises nothing, and ends by being
+evicted. Which value answers which prompt is its program's business.
+"""
+
+import numpy as np
+
+from kvd.alloc.band import Freed, Units
+from kvd.alloc.chain import ChainAllocator
+from kvd.alloc.numbers import Numbers
+
+_NONE: Units = np.zeros(0, dtype=np.int64)
+
+
+class Value:
+    """The virtual ids that a value holds."""
+
+    def __init__(
+        self, *, pages: Units, bound: dict[int, Units], slot: int, launched_count: int
+    ) -> None:
+        self.pages = pages
+        """Pages in the order of the sequence; the owner has a unit for each."""
+        self.bound = bound
+        """Per window band: the pages that have a unit there, in the order of the sequence."""
+        self.slot = slot
+        """State slot; 0 for none."""
+        self.written_step = launched_count
+        """The newest step that was launched when the value came to be: it may have written it."""
+        self.position = 0
+        """Where in the log the value came to be."""
+        self.spoiled = False
+        """Whether a load failed to fill some of it."""
+
+    def missing(self, index: int) -> Units:
+        """Return the pages that have no unit in a window band, in the order of the sequence."""
+        return self.pages[np.isin(self.pages, self.bound[index], invert=True)]
+
+
+class ValueTable:
+    """The values of one chain, by the numbers their programs gave them."""
+
+    def __init__(self, chain: ChainAllocator) -> None:
+        self.chain = chain
+        self.numbers = Numbers("value")
+        self.of_number: dict[int, Value] = {}
+
+    def get(self, number: int) -> Value:
+        """Return a value; raises OperationError if there is none of this number."""
+        value = self.of_number.get(number)
+        if value is None:
+            was_one = 0 < number <= self.numbers.highest
+            raise self.numbers.unknown(
+                number, "was evicted or never inserted" if was_one else "was never inserted"
+            )
+        return value
+
+    def add(self, number: int, value: Value) -> None:
+        """Keep a value under a number that was checked."""
+        self.numbers.use(number)
+        self.of_number[number] = value
+
+    def ids(self, index: int) -> Units:
+        """Return all virtual ids that values hold in a band."""
+        return _joined([self.ids_of(value, index) for value in self.of_number.values()])
+
+    def ids_of(self, value: Value, index: int) -> Units:
+        """Return the virtual ids that one value holds in a band."""
+        if index == self.chain.state_index:
+            return np.array([value.slot] if value.slot else [], dtype=np.int64)
+        return value.pages if index == self.chain.owner_index else value.bound[index]
+
+    def evict(self, numbers: list[int]) -> list[Freed]:
+        """Give up values that are there, each once; return, per band, the ids that came back."""
+        values = [self.of_number.pop(number) for number in numbers]
+        freed: list[Freed] = []
+        for index, band in enumerate(self.chain.bands):
+            virtual = _joined([self.ids_of(value, index) for value in values])
+            band.release(virtual)
+            freed.append(Freed(index, virtual))
+        return freed
+
+
+def _joined(parts: list[Units]) -> Units:
+    return np.concatenate(parts) if parts else _NONE
