@@ -30,13 +30,27 @@ def what_if_steps(
     place before they are used, so they move nothing.
     """
     allowed = feasible(snapshot, with_promises(demand_units, promised_units))
-    in_place = plan(snapshot, demand_units, Step.NO_MOVE, Tier.STREAM) if allowed else None
-    rearranged = first_plan(snapshot, demand_units) if allowed else None
-    # Nothing is pending without overlap, and nothing is cached yet: settling and eviction cannot
-    # give anything back, so their answers are those of the step before.
-    layouts = (in_place, in_place, rearranged, rearranged)
+    if not allowed:
+        return never_steps()
+    in_place = plan(_unsettled(snapshot), demand_units, Step.NO_MOVE, Tier.STREAM)
+    settled = plan(snapshot, demand_units, Step.NO_MOVE, Tier.STREAM)
+    rearranged = first_plan(snapshot, demand_units)
+    # Which values would be evicted is their program's choice, so eviction gives nothing back here.
+    layouts = (in_place, settled, rearranged, rearranged)
     return tuple(
         _step(name, snapshot, layout) for name, layout in zip(STEP_NAMES, layouts, strict=True)
+    )
+
+
+def _unsettled(snapshot: ChainSnapshot) -> ChainSnapshot:
+    """Return the snapshot as it is for whoever waits for no step: what pends is in use."""
+    return snapshot._replace(
+        bands=tuple(
+            [
+                band._replace(live_units=band.live_units + band.pending_units, pending_units=0)
+                for band in snapshot.bands
+            ]
+        )
     )
 
 

@@ -42,6 +42,23 @@ def test_a_demand_that_needs_room_made_fits_after_relief_with_what_that_moves() 
     assert steps[2].moved_bytes > 0
 
 
+def test_a_demand_that_pending_units_cover_fits_once_those_are_settled() -> None:
+    state, window, full = CHAIN.bands
+    chain = CHAIN._replace(bands=(state._replace(hole_units=0, pending_units=1), window, full))
+    answers = [
+        [step.fits for step in what_if_steps(chain, (count, 0, 0), promised_units=NOTHING)]
+        for count in range(1, 6)
+    ]
+    # One unit more than the state band has room for as long as its pending one is in use.
+    assert answers == [
+        [True] * 4,
+        [False, True, True, True],
+        [False, False, True, True],
+        [False, False, True, True],
+        [False, False, True, True],
+    ]
+
+
 @pytest.mark.parametrize("demand", [(0, 0, 30), (20, 0, 0), (9, 9, 9)])
 def test_a_demand_that_no_layout_holds_fits_after_nothing(demand: Units) -> None:
     assert not feasible(CHAIN, demand)
