@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvd.alloc.arena_order import ArenaOrder
-from kvd.alloc.band_statistics import BandStatistics
+from kvd.alloc.band_statistics import OPEN_USES_SHOWN_MAX, BandStatistics
 from kvd.alloc.band_units import (
     HOLE,
     IOTA,
@@ -223,7 +223,8 @@ class Band(BandUnits):
         return absorbed
 
     def statistics(self) -> BandStatistics:
-        """Return the band's counts."""
+        """Return the band's counts and its oldest uses."""
+        records = self.usage.records()
         return BandStatistics(
             name=self.geometry.name,
             chain_kind=self.geometry.kind.value,
@@ -245,6 +246,8 @@ class Band(BandUnits):
             taken_units_total=self.taken_units_total,
             moved_units_total=self.moved_units_total,
             move_batches_total=self.move_batches_total,
+            open_use_count=len(records),
+            open_uses=records[:OPEN_USES_SHOWN_MAX],
         )
 
     def check(self) -> None:

@@ -1,6 +1,12 @@
 """What one band tells about itself: counts for people, metrics and whoever sizes."""
 
 from dataclasses import dataclass
+from typing import Final
+
+from kvd.alloc.uses import UseRecord
+
+OPEN_USES_SHOWN_MAX: Final = 16
+"""Uses told of one by one: enough to see what does not end, few enough to publish often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +31,6 @@ class BandStatistics:
     taken_units_total: int
     moved_units_total: int
     move_batches_total: int
+    open_use_count: int
+    open_uses: tuple[UseRecord, ...]
+    """The oldest of what uses units, forwards first."""

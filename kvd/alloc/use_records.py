@@ -196,7 +196,7 @@ class UseRecords:
         return left
 
     def records(self) -> tuple[UseRecord, ...]:
-        """Return every record: forwards by step, then the others by kind and signal."""
+        """Return every record: forwards by step, then the others, oldest first."""
         forwards = [
             UseRecord(
                 UseKind.FORWARD_WRITE, step_signal(step), None if units is None else units.size
@@ -205,7 +205,7 @@ class UseRecords:
         ]
         return (
             *forwards,
-            *(UseRecord(*key, self._uses[key].size) for key in sorted(self._uses)),
+            *(UseRecord(*key, units.size) for key, units in self._uses.items()),
         )
 
     def check(self, span: Span) -> None:

@@ -21,6 +21,15 @@ Range: TypeAlias = tuple[int, int]
 """Half-open: of unit numbers, or of arena bytes."""
 
 
+class OpenUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step, copy or transfer does to units of a band."""
+
+    use: str
+    by: str
+    unit_count: int | None = msgspec.field(name="units", default=None)
+    """None: any unit that is live."""
+
+
 class BandStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """One band of a stage; spans are unit numbers, half open."""
 
@@ -53,6 +62,8 @@ class BandStatistics(msgspec.Struct, frozen=True, kw_only=True):
     moved_bytes_total: int = 0
     move_count_total: int = msgspec.field(name="move_batches_total", default=0)
     """Times that some units were moved, as many as then had to."""
+    open_use_count: int = msgspec.field(name="open_uses", default=0)
+    oldest_uses: tuple[OpenUse, ...] = ()
     available_estimate_units: int = msgspec.field(name="available_units_estimate", default=0)
     """Roughly how many more units it could take; for people only."""
 

@@ -65,6 +65,8 @@ def _print_tables(document: bytes) -> None:
             )
         for stage in group.stages:
             print_table(_stage_title(stage), _BAND_COLUMNS, _band_rows(stage))
+            for band in stage.bands:
+                _print_uses(band)
             _print_counters(f"stage {stage.stage}", stage.counters | stage.refusals)
             if stage.layouts:
                 _print_counters(f"stage {stage.stage} layouts", stage.layouts)
@@ -74,6 +76,17 @@ def _print_tables(document: bytes) -> None:
         rows = [tuple(str(session.get(key, "")) for key in columns) for session in found.sessions]
         print_table("sessions", columns, rows)
     _print_counters("daemon", found.counters)
+
+
+def _print_uses(band: BandStatistics) -> None:
+    """Say what uses units of a band, the oldest first: what does not end stands in front."""
+    if not band.oldest_uses:
+        return
+    shown = "; ".join(
+        f"{use.by}: {use.use} of {'any' if use.unit_count is None else f'{use.unit_count:,}'} units"
+        for use in band.oldest_uses
+    )
+    click.echo(f"  {band.open_use_count:,} uses of {band.name}, oldest first: {shown}")
 
 
 def _print_counters(owner: str, counters: Mapping[str, Any]) -> None:

@@ -160,6 +160,12 @@ def _band(band: BandStatistics, plan: BandPlan) -> Document:
         "moved_units_total": band.moved_units_total,
         "moved_bytes_total": band.moved_units_total * band.unit_bytes,
         "move_batches_total": band.move_batches_total,
+        "open_uses": band.open_use_count,
+        "oldest_uses": [
+            {"use": str(use.kind), "by": f"{use.signal.kind} {use.signal.number}"}
+            | ({} if use.unit_count is None else {"units": use.unit_count})
+            for use in band.open_uses
+        ],
     }
 
 

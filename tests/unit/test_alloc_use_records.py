@@ -54,8 +54,8 @@ def test_one_record_holds_all_units_of_a_use_and_signal() -> None:
     assert records.records() == (
         UseRecord(UseKind.FORWARD_WRITE, step_signal(1), None),
         UseRecord(UseKind.FORWARD_WRITE, step_signal(2), 2),
-        UseRecord(UseKind.COPY_READ, copy_signal(1), 1),
         UseRecord(UseKind.COPY_WRITE, copy_signal(1), 3),
+        UseRecord(UseKind.COPY_READ, copy_signal(1), 1),
     )
     assert records.close(UseKind.COPY_WRITE, copy_signal(1)).tolist() == [4, 6, 9]
 
@@ -159,8 +159,8 @@ def test_releasing_ends_all_of_a_signal_and_nothing_else() -> None:
     records.open(UseKind.COPY_READ, copy_signal(1), _units(4))
     records.release(transfer_signal(1))
     assert _told(records) == [
-        (UseKind.COPY_READ, copy_signal(1), 1),
         (UseKind.NETWORK_SEND, transfer_signal(2), 1),
+        (UseKind.COPY_READ, copy_signal(1), 1),
     ]
     before = records.epoch_count
     assert records.release(copy_signal(7)).size == 0

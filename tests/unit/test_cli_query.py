@@ -65,6 +65,11 @@ DOCUMENT: dict[str, object] = {
                             "soft_fixed": [70, 71],
                             "moved_units_total": 4321,
                             "moved_bytes_total": 432_100,
+                            "open_uses": 3,
+                            "oldest_uses": [
+                                {"use": "forward write", "by": "step 7"},
+                                {"use": "network send", "by": "transfer 2", "units": 1200},
+                            ],
                         }
                     ],
                 }
@@ -213,6 +218,15 @@ def test_stats_and_map_say_what_moved_and_what_must_not(socket_path: Path) -> No
     assert "4,321" in stats
     assert "pages of 100 bytes; 4,321 moved so far" in drawn
     assert "layouts so far: no_move 6, flush_ends 2" in drawn
+
+
+def test_stats_name_the_oldest_uses_of_a_band(socket_path: Path) -> None:
+    printed = CliRunner().invoke(cli, ["stats", "--socket", str(socket_path)]).output
+
+    assert (
+        "  3 uses of full, oldest first: step 7: forward write of any units; "
+        "transfer 2: network send of 1,200 units"
+    ) in printed.splitlines()
 
 
 def test_map_prints_stretches_as_json(socket_path: Path) -> None:
