@@ -96,10 +96,16 @@ class Band(BandUnits):
         if self.usage.is_clear:
             return snapshot
         facts = self.usage.facts
+        # What pends and is touched by a transfer too comes back only when that is over.
+        lost_count = self._pending_among(facts.lost).size
+        transferring_count = self.transferring_units().size
         return snapshot._replace(
-            live_units=self.live_units + facts.astray.size,
+            live_units=self.live_units + facts.astray.size + lost_count,
+            pending_units=self._pending.unit_count
+            - lost_count
+            - (transferring_count - facts.vacated_network.size),
             vacated_forward_units=facts.vacated_forward.size,
-            vacated_network_units=facts.vacated_network.size,
+            vacated_network_units=transferring_count,
             fenced_units=self.usage.fenced_units(lambda units: self._owner_of[units] == HOLE),
             hard_fixed=facts.hard_fixed,
             soft_fixed=facts.soft_fixed,

@@ -27,6 +27,7 @@ from kvd.alloc.holes import HoleSet
 from kvd.alloc.ids import FreeIds
 from kvd.alloc.pending import PendingPages
 from kvd.alloc.signals import Signal, step_signal
+from kvd.alloc.unit_sets import union
 from kvd.alloc.usage import PageUsage
 from kvd.alloc.uses import UseKind
 from kvd.errors import OperationError
@@ -243,6 +244,15 @@ class BandUnits:
     def release_signal(self, signal: Signal) -> None:
         """Take in that a copy or a transfer is over."""
         self._add_holes(self.usage.release(signal))
+
+    def transferring_units(self) -> Units:
+        """Return what nobody owns any more and a transfer has to end for, ascending."""
+        facts = self.usage.facts
+        return union((facts.vacated_network, self._pending_among(facts.touched)))
+
+    def _pending_among(self, units: Units) -> Units:
+        """Return those of some units that pend."""
+        return units[self._owner_of[units] == PENDING] if self._pending.unit_count else units[:0]
 
     def merge_freed(self) -> None:
         """Move freed units from the inbox into the ordered holes."""

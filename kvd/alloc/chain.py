@@ -281,8 +281,8 @@ class ChainAllocator:
         if layout.step is Step.NO_MOVE:
             moved = self._realize(snapshot, layout)
             for band, wanted in zip(self.bands, wanted_units, strict=True):
-                if wanted > band.hole_units:
-                    self.order.wait_step(band.settle_pending(wanted - band.hole_units))
+                while wanted > band.hole_units:  # what a transfer touches becomes no hole
+                    self.order.wait_step(band.settle_pending(1))
             return moved
         if any(band.pending_units for band in self.bands):
             # Also where every step has retired: what was freed since pends all the same.
@@ -440,9 +440,7 @@ class ChainAllocator:
         )
         if self.order.fences.is_empty and all(band.usage.is_clear for band in self.bands):
             return snapshot
-        vacated = [
-            (band.usage.facts.vacated_network, band.geometry.unit_bytes) for band in self.bands
-        ]
+        vacated = [(band.transferring_units(), band.geometry.unit_bytes) for band in self.bands]
         return snapshot._replace(
             blocked=self.order.fences.blocked(vacated),
             quarantined=self.order.fences.quarantined(),

@@ -96,6 +96,10 @@ class UsageFacts(NamedTuple):
     """A transfer has to end first."""
     astray: Units = NONE
     """Vacated under a transfer of unknown end: no wait frees them; they count as live."""
+    touched: Units = NONE
+    """All that transfers of known end touch, live, pending or vacated."""
+    lost: Units = NONE
+    """All that transfers of unknown end may touch for ever."""
 
 
 Uses: TypeAlias = Mapping[tuple[UseKind, Signal], Units]
@@ -139,6 +143,8 @@ def facts_of(uses: Uses, astray: Container[Signal]) -> UsageFacts:
         soft_fixed=_extent((without(units_of(*NETWORK), vacated), held)),
         vacated_forward=without(vacated, held_back),
         vacated_network=without(held_back, astray_units),
+        touched=without(units_of(*NETWORK), lost),
+        lost=lost,
         astray=astray_units,
     )
 

@@ -169,6 +169,8 @@ class LedgerModel:
             sorted(vacated - network - astray),
             sorted(network),
             sorted(astray),
+            sorted(calm - lost),
+            sorted(lost),
         ]
 
     def fenced_units(self) -> int:

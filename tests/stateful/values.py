@@ -39,18 +39,21 @@ def engine_with_value(*, rows: int = 6, spare_bytes: int = 1 << 16) -> StageEngi
 def pages(engine: StageEngine, band: int) -> list[int]:
     """Return the ids that value 1 holds in a band."""
     values = engine.requests.values
-    return values.ids_of(values.get(1), band).tolist()
+    ids: list[int] = values.ids_of(values.get(1), band).tolist()
+    return ids
 
 
 def held(engine: StageEngine, request: int, band: int) -> list[int]:
     """Return the ids that a request holds in a band."""
     requests = engine.requests
-    return requests.holdings.ids(band, requests.names.rows_of([request])).tolist()
+    ids: list[int] = requests.holdings.ids(band, requests.names.rows_of([request])).tolist()
+    return ids
 
 
 def missing(engine: StageEngine, band: int) -> list[int]:
     """Return the pages of value 1 that have no unit in a window."""
-    return engine.requests.values.get(1).missing(band).tolist()
+    ids: list[int] = engine.requests.values.get(1).missing(band).tolist()
+    return ids
 
 
 def per_band(band: int, ids: Sequence[int]) -> tuple[bytes, ...]:

@@ -261,6 +261,38 @@ def test_what_is_freed_under_a_send_is_nobodys_until_that_is_over() -> None:
     assert (owner.vacated_units, owner.hole_units) == (0, holes + 2)
 
 
+def test_what_is_freed_under_a_send_and_a_step_comes_back_only_with_the_later_of_the_two() -> None:
+    engine = engine_with_value()
+    engine.decide(0, post(1, FULL, held(engine, 2, FULL)))
+    engine.decide(0, Launch(1, 0))
+    engine.decide(0, Free(int64s([2])))
+    owner = engine.chain.owner
+    assert owner.pending_units == 2
+    before = owner.snapshot()
+    assert (before.pending_units, before.vacated_network_units) == (0, 2)
+    blocked = engine.chain.snapshot().blocked
+    assert sum(end - start for start, end in blocked) == 2 * owner.geometry.unit_bytes
+    engine.decide(0, Processed(1))
+    after = owner.snapshot()
+    assert (after.pending_units, after.vacated_network_units) == (0, 2)
+    assert engine.chain.snapshot().blocked == blocked
+    engine.release(Released(transfers=(1,)))
+    assert owner.snapshot().vacated_network_units == 0
+
+
+def test_what_pends_in_quarantine_counts_as_live() -> None:
+    engine = engine_with_value()
+    engine.decide(0, post(1, FULL, held(engine, 2, FULL)))
+    engine.release(Released(quarantined=(1,)))
+    engine.decide(0, Launch(1, 0))
+    engine.decide(0, Free(int64s([2])))
+    owner = engine.chain.owner
+    pending = owner.snapshot()
+    engine.decide(0, Processed(1))
+    assert owner.snapshot().live_units == pending.live_units == owner.live_units + 2
+    assert owner.snapshot().pending_units == pending.pending_units == 0
+
+
 def test_a_request_with_an_open_send_is_no_victim() -> None:
     engine = engine_with_value()
     engine.decide(0, Admit(int64s([3]), int32s([8]), int32s([8]), int32s([8])))

@@ -62,8 +62,21 @@ def test_a_choice_prefers_no_wait_then_a_copy_then_a_step(
 
 
 def _facts(uses: dict[tuple[UseKind, Signal], Units], *astray: Signal) -> list[object]:
-    facts = facts_of(uses, astray)
+    """Return the extents and what is vacated: for good, behind steps, behind transfers, astray."""
+    facts = facts_of(uses, astray)[:5]
     return [fact.tolist() if isinstance(fact, np.ndarray) else fact for fact in facts]
+
+
+def test_what_transfers_touch_is_told_apart_by_whether_they_are_known_to_end() -> None:
+    facts = facts_of(
+        {
+            (UseKind.NETWORK_SEND, transfer_signal(1)): _units(3, 6),
+            (UseKind.NETWORK_RECEIVE, transfer_signal(2)): _units(6, 7),
+            (UseKind.RECEIVE_HOLD, transfer_signal(3)): _units(9),
+        },
+        [transfer_signal(2)],
+    )
+    assert (facts.touched.tolist(), facts.lost.tolist()) == ([3], [6, 7])
 
 
 def test_nothing_in_use_fixes_nothing() -> None:
