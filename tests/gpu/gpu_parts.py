@@ -12,6 +12,7 @@ import torch
 
 from kvd_client.device.cuda.device import CudaDevice, cuda_device
 from kvd_client.device.cuda.memory import CudaMemory
+from tests.e2e.daemon_process import DaemonProcess
 
 DEADLINE_MS = 30_000
 PROGRAM_S = 120
