@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvd_client.calls import Batch as Batch
     from kvd_client.client import Client as Client
     from kvd_client.client import attach as attach
+    from kvd_client.device.host_pool import HostPool as HostPool
     from kvd_client.errors import AttachError as AttachError
     from kvd_client.errors import ClosedError as ClosedError
     from kvd_client.errors import DeadlineError as DeadlineError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from kvd_client.results import Admitted as Admitted
     from kvd_client.results import Handle as Handle
     from kvd_client.results import Ragged as Ragged
+    from kvd_client.results import ResolvedUnits as ResolvedUnits
     from kvd_client.results import Taken as Taken
     from kvd_client.transport import Transport as Transport
     from kvd_client.transport import ZmqTransport as ZmqTransport
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
     from kvd_proto.control import Role as Role
     from kvd_proto.memory import SizingInputs as SizingInputs
     from kvd_proto.operations import StepAborted as StepAborted
+    from kvd_proto.outcomes import Pump as Pump
     from kvd_proto.outcomes import Refusal as Refusal
+    from kvd_proto.outcomes import ReleasedResult as ReleasedResult
     from kvd_proto.outcomes import Skipped as Skipped
     from kvd_proto.outcomes import Verdict as Verdict
 
@@ -62,16 +66,20 @@ __all__ = [
     "FencedError",
     "ForkedError",
     "Handle",
+    "HostPool",
     "KvdClientError",
     "MockTransport",
     "Mode",
     "OperationError",
     "PoisonedError",
+    "Pump",
     "Ragged",
     "RankLostError",
     "Refusal",
     "RefusedError",
+    "ReleasedResult",
     "ReplyError",
+    "ResolvedUnits",
     "Role",
     "SizingInputs",
     "Skipped",
@@ -107,7 +115,11 @@ _HOMES = {
     "Mode": "kvd_proto.control",
     "OperationError": "kvd_client.errors",
     "PoisonedError": "kvd_client.errors",
+    "Pump": "kvd_proto.outcomes",
+    "HostPool": "kvd_client.device.host_pool",
     "Ragged": "kvd_client.results",
+    "ReleasedResult": "kvd_proto.outcomes",
+    "ResolvedUnits": "kvd_client.results",
     "RankLostError": "kvd_client.errors",
     "Refusal": "kvd_proto.outcomes",
     "RefusedError": "kvd_client.errors",

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kvd_client.calls import Call, Ids, StandingSet, id_array
+from kvd_client.arrays import id_array
+from kvd_client.calls import Call, Ids, StandingSet
 from kvd_client.errors import KvdClientError, ReplyError, UnknownRequestError
 from kvd_client.results import NONE, Columns, Int64s, column
-from kvd_proto.operations import Free, Standing
+from kvd_proto.operations import Free, Insert, Standing
 from kvd_proto.outcomes import AdmitResult, AnyResult, Done, Freed, TakeResult
 
 if TYPE_CHECKING:
@@ -156,6 +157,9 @@ class RequestBook:
         self._forget_lookups()
 
     def _note_done(self, call: Call, _result: AnyResult, _columns: Columns) -> None:
+        if isinstance(call.operation, Insert):
+            self._end(np.array([call.operation.request], dtype=np.int64))
+            return
         if not isinstance(call.operation, Standing):
             return
         standing = self._without(call.removed)

@@ -12,7 +12,9 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from kvd_client.arrays import id_array
 from kvd_client.errors import ReplyError, StepOrderError, UsageError
+from kvd_client.page_calls import PageCalls
 from kvd_client.results import (
     NO_COLUMNS,
     NONE,
@@ -43,7 +45,6 @@ from kvd_proto.outcomes import NO_COLUMN, AdmitResult, AnyResult, Done, Freed, T
 
 T = TypeVar("T")
 INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
 
 
 class StandingSet(Enum):
@@ -84,24 +85,6 @@ class Call(msgspec.Struct, frozen=True):
     removed: Int64s | None = None
 
 
-def id_array(ids: Sequence[int] | Int64s) -> Int64s:
-    """Return ids or counts as an int64 array; raises UsageError naming what is not an integer."""
-    try:
-        array = np.asarray(ids)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"{ids!r:.120} is not a list of integers: {error}") from error
-    if array.ndim == 1 and array.dtype == np.int64:
-        return array
-    if array.size == 0:
-        return NONE
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise UsageError(f"{ids!r:.120} is not a flat list of 64-bit integers")
-    if array.dtype == np.uint64 and int(array.max()) > INT64_MAX:
-        # As signed numbers they would be other, negative ones.
-        raise UsageError(f"{int(array.max())} is over {INT64_MAX}, the largest 64-bit integer")
-    return array.astype(np.int64)
-
-
 def _count_bytes(counts: Int64s, what: str) -> bytes:
     """Encode token counts as int32; raises UsageError naming a count out of range."""
     odd = counts[(counts < 0) | (counts > INT32_MAX)]
@@ -132,7 +115,7 @@ def _sort(ids: Int64s, tokens: Tokens, what: str) -> tuple[Int64s, Int64s | int]
     return ids[order], counts if isinstance(counts, int) else counts[order]
 
 
-class Batch:
+class Batch(PageCalls):
     """Operations of one scheduler pass, in the order of the calls; sent when the block ends.
 
     Every method returns a handle to call after the block. An empty list of requests adds no

@@ -34,7 +34,7 @@ from kvd_client.steps import StepBook
 from kvd_client.tables import TableMirror
 from kvd_proto.errors import ErrorCode
 from kvd_proto.operations import Launch, Processed
-from kvd_proto.outcomes import FACT_PROGRAM, Done, Entry, Failed
+from kvd_proto.outcomes import FACT_PROGRAM, Done, Entry, Failed, ReleasedResult
 
 
 class Cursor:
@@ -63,6 +63,8 @@ class Cursor:
         knowledge of the step may have freed something."""
         self.stamp = TableStamp(applier.applied, 0)
         """What tables made now are stamped with."""
+        self.released: list[ReleasedResult] = []
+        """What the log said to be over, until somebody takes it."""
 
     @property
     def applied(self) -> int:
@@ -167,6 +169,8 @@ class Cursor:
                 self._mirror.apply(outcome, own_columns)
             if call is not None:
                 self._book.note(call, outcome.result, own_columns)
+            elif isinstance(outcome.result, ReleasedResult):
+                self.released.append(outcome.result)
         self._applier.enqueue_reply(reply)
         self.stamp = TableStamp(self.applied, self._mirror.move_epoch)
         return failed

@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvd_client.calls import Ids, StandingSet, id_array
+from kvd_client.arrays import id_array
+from kvd_client.calls import Ids, StandingSet
 from kvd_client.device.fences import Lane, LaneNumber
 from kvd_client.device.port import Event, LaneWriter, Stream
 from kvd_client.errors import StepOrderError, UsageError

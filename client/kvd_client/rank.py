@@ -12,6 +12,7 @@ from kvd_client.calls import Ids
 from kvd_client.device.apply import Applier
 from kvd_client.device.descriptors import close_all
 from kvd_client.device.fences import ALLOCATOR_LANE, FORWARD_LANE, STEP_LANE, FencePage
+from kvd_client.device.host_pool import HostPool
 from kvd_client.device.port import Device, Memory, Stream
 from kvd_client.device.redo import redo
 from kvd_client.errors import KvdClientError, ReplyError
@@ -23,6 +24,7 @@ from kvd_client.views import FP8Kind, LayerViews, Tensor
 from kvd_proto.codec import decode_reply
 from kvd_proto.control import Mode, Welcome
 from kvd_proto.memory import ModelRole, StoragePlan
+from kvd_proto.outcomes import ReleasedResult
 
 ARENA_NAME = "arena"
 FENCE_NAME = "fence"
@@ -118,6 +120,7 @@ class Rank:
             applied=welcome.position,
             overlaps=mapped.overlaps,
             follows=mode == Mode.FOLLOWER,
+            fences=mapped.fences,
         )
         # Contents are never assumed: an earlier incarnation may have left its tables here.
         applier.clear()
@@ -218,6 +221,25 @@ class Rank:
         """
         self.session.check_process()
         return self._views.tensors(layer, model=model, fp8=fp8)
+
+    def host_pool(self, band: str, units: int) -> HostPool:
+        """Return a new host pool of a band, with room for so many of its units.
+
+        Loads read it and backups write it, by the places that `Batch.load_submit` and
+        `Batch.backup` name. Raises UsageError for no such band, or one that has a pool.
+        """
+        self.session.check_usable()
+        return self.session.applier.copies.add_pool(band, units)
+
+    def take_released(self) -> list[ReleasedResult]:
+        """Return what became known to be over on all ranks since this was called last.
+
+        Copies and transfers are over for everybody where the log says so: from the next operation
+        on their pages may be sent, advanced, or freed.
+        """
+        cursor = self.session.cursor
+        released, cursor.released = cursor.released, []
+        return released
 
     def rows(self, ids: Ids) -> Int64s:
         """Return the request row of each id; raises UnknownRequestError."""
@@ -348,6 +370,7 @@ class Rank:
         The fence page goes last, and only then: whatever still plays a stream writes to it.
         """
         mapped = self._mapped
+        self.session.applier.copies.close(self.deadline_ms)
         # Each may wait for events of the other, and those were recorded: the order does not matter.
         if mapped.own_forward:
             mapped.forward.close(self.deadline_ms)

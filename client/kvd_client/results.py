@@ -20,6 +20,7 @@ from kvd_proto.outcomes import (
     AnyResult,
     Failed,
     NotRun,
+    Pump,
     Refusal,
     Skipped,
     TakeResult,
@@ -33,6 +34,7 @@ __all__ = [
     "Int32s",
     "Int64s",
     "Ragged",
+    "ResolvedUnits",
     "StampedArray",
     "TableStamp",
     "Taken",
@@ -132,11 +134,24 @@ class Admitted:
     retracted: Int64s = field(default_factory=lambda: NONE)
 
 
+@dataclass(frozen=True, slots=True)
+class ResolvedUnits:
+    """Where units lie, per band; whoever uses them behind a later move uses others' units.
+
+    They may leave this process once every rank has run the effects up to this operation.
+    """
+
+    physical: Mapping[str, Int64s]
+    """Units by the band's name, in the order in which their ids were named."""
+    move_epoch: int
+
+
 class Handle(Generic[T]):
     """Stands for the answer to one operation; call it after the batch.
 
-    It gives the operation's value, a `Refusal` (an expected no that says why) or `Skipped` (the
-    operation names a request whose admission in the same batch was refused).
+    It gives the operation's value, a `Refusal` (an expected no that says why), `Skipped` (the
+    operation names a request whose admission in the same batch was refused) or `Pump` (nothing was
+    changed, these transfers have to end first: make them progress, and ask again).
     """
 
     __slots__ = ("_columns", "_error", "_read", "_result", "name")
@@ -162,7 +177,7 @@ class Handle(Generic[T]):
         """Tell whether calling the handle gives or raises the answer."""
         return self._result is not None or self._error is not None
 
-    def __call__(self) -> T | Refusal | Skipped:
+    def __call__(self) -> T | Refusal | Skipped | Pump:
         """Return the answer; raises OperationError if it was wrong use or was not run.
 
         Raises the error that kept the answer away if there is none, and UsageError before the end
@@ -173,7 +188,7 @@ class Handle(Generic[T]):
         result = self._result
         if result is None or self._columns is None:
             raise UsageError(f"{self.name}: no answer yet; call the handle after the batch block")
-        if isinstance(result, (Refusal, Skipped)):
+        if isinstance(result, (Refusal, Skipped, Pump)):
             return result
         if isinstance(result, Failed):
             raise failure_of(result)

@@ -65,7 +65,7 @@ from kvd_proto.control import (
     WhatIfReply,
 )
 from kvd_proto.errors import ErrorCode, FrameError
-from kvd_proto.operations import AnyFact, RankFailed
+from kvd_proto.operations import AnyFact, CopyEnded, RankFailed
 from kvd_proto.scalars import ProgramIndex
 
 SERIAL_START: Final = 1 << 48
@@ -184,6 +184,7 @@ class Session:
         self.check_usable()
         if self._outstanding is not None:
             yield from self._complete(self._outstanding, self.deadline_ms)
+        self._facts.extend(CopyEnded(copy) for copy in self.applier.copies.take_ended())
         while self._facts:
             try:
                 yield from self._ask(MessageKind.FACT, encode(self._facts[0]))

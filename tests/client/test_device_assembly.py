@@ -86,7 +86,7 @@ def rank() -> Iterator[SmallRank]:
         (Move(FULL, Column(0), Column(1)), [[9, 10], [10, 11]], "source and target"),
         (ClearSlots(Column(0)), [[48]], r"unit 48 is not within \[2, 48\)"),
         (ResetRows(Column(0)), [[5]], r"request row 5 is not within"),
-        (Copy(1, CopyStream.LOAD, FULL, Column(0), Column(0)), [[9]], "no host pool"),
+        (Copy(1, CopyStream.LOAD, FULL, Column(0), Column(0)), [[9]], "needs a host pool"),
     ],
 )
 def test_an_effect_that_does_not_fit_the_plan_is_refused_before_anything_is_done(

@@ -39,7 +39,9 @@ from kvd_client.device.assembly import (
     row_table,
     state_band,
 )
-from kvd_client.device.port import Device, Event, Memory, Stream
+from kvd_client.device.copies import CopyWork, HostCopies, WaitForCopy
+from kvd_client.device.fences import FencePage
+from kvd_client.device.port import Commands, Device, Event, Memory, Stream
 from kvd_client.errors import ForkedError, PoisonedError, ReplyError
 from kvd_proto.memory import StoragePlan
 from kvd_proto.outcomes import Outcome, Wait
@@ -101,6 +103,7 @@ class Applier:
         segment_start_index: int = 0,
         overlaps: bool = False,
         follows: bool = False,
+        fences: FencePage | None = None,
     ) -> None:
         """Start behind ``applied``.
 
@@ -119,6 +122,8 @@ class Applier:
         self._memory = memory
         self._plan = plan
         self._row_table = row_table(plan)
+        self.copies = HostCopies(device, memory, plan, fences)
+        """Loads and backups, and the host pools they work with."""
         self._stream = stream
         self._applied = Position(applied)
         self._segment_start_index = segment_start_index
@@ -242,14 +247,26 @@ class Applier:
             if not reply.entry_count:
                 return
             for piece in reply.assembly.pieces:
-                if isinstance(piece, WaitFor):
-                    self._stream.wait(piece.event)
-                else:
-                    self._stream.enqueue(piece)
+                self._enqueue(piece)
             self._launch_work = reply.assembly.launch_work()
             self._segment_start_index = 0
             self._applied = Position(self._applied + reply.entry_count)
             self._mark_position()
+
+    def _enqueue(self, piece: Commands | WaitFor | CopyWork | WaitForCopy) -> None:
+        if isinstance(piece, WaitFor):
+            self._stream.wait(piece.event)
+        elif isinstance(piece, WaitForCopy):
+            end = self.copies.end_of(piece.copy)
+            if end is not None:
+                self._stream.wait(end)
+        elif isinstance(piece, CopyWork):
+            # Every forward launched so far is recorded: effects beyond one that is not are queued.
+            forward_end = self._ends.get(self._newest_step)
+            here = self._stream.record()
+            self.copies.start(piece, [here] if forward_end is None else [here, forward_end])
+        else:
+            self._stream.enqueue(piece)
 
     @property
     def position_event(self) -> Event | None:
@@ -339,6 +356,7 @@ class Applier:
             self._plan,
             row_table=self._row_table,
             launch_work=self._launch_work,
+            check_copy=self.copies.check,
         )
         start_index = self._segment_start_index
         if columns is None:
@@ -353,7 +371,9 @@ class Applier:
                     guard = None
             for index in range(start_index, len(outcome.segments)):
                 for effect in outcome.segments[index]:
-                    if isinstance(effect, Wait):
+                    if isinstance(effect, Wait) and effect.copy:
+                        assembly.add_copy_wait(effect.copy)
+                    elif isinstance(effect, Wait):
                         self._add_step_wait(assembly, effect.step)
                     else:
                         assembly.add(effect)

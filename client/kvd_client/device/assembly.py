@@ -4,12 +4,13 @@ A wrong unit would be written over memory of somebody else, so an assembly trust
 lie on their band's grid and outside the sink, places within their table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 import numpy as np
 
+from kvd_client.device.copies import CopyWork, WaitForCopy
 from kvd_client.device.port import Commands, Device, Event, IntArray, Memory, RowTable
 from kvd_client.errors import ReplyError
 from kvd_proto.memory import BandPlan, Lifetime, StoragePlan
@@ -166,11 +167,14 @@ class Assembly:
         *,
         row_table: RowTable,
         launch_work: LaunchWork,
+        check_copy: Callable[[CopyWork], None],
     ) -> None:
+        """Start empty; ``check_copy`` raises ReplyError for a copy that cannot be carried out."""
         self._device = device
         self._memory = memory
         self._plan = plan
         self._row_table = row_table
+        self._check_copy = check_copy
         self._columns = NO_COLUMNS
         self._commands = device.commands(memory)
         self._clear_slots = [launch_work.clear_slots]
@@ -179,7 +183,7 @@ class Assembly:
         self._has_moved = False
         """Whether the segment that is being added holds a move."""
         self._progress: tuple[int, int] | None = None
-        self.pieces: list[Commands | WaitFor] = [self._commands]
+        self.pieces: list[Commands | WaitFor | CopyWork | WaitForCopy] = [self._commands]
 
     def use_columns(self, columns: Columns) -> None:
         """Set the columns that the effects added from here on refer to."""
@@ -209,17 +213,28 @@ class Assembly:
 
     def add_wait(self, event: Event) -> None:
         """Add a wait for an event: what is added later runs behind it."""
+        self._add_between(WaitFor(event))
+
+    def add_copy_wait(self, copy: int) -> None:
+        """Add a wait for a copy, which may start with an earlier piece of this reply."""
+        self._add_between(WaitForCopy(copy))
+
+    def _add_between(self, piece: "WaitFor | CopyWork | WaitForCopy") -> None:
+        """Add what is no command: what is added later runs behind it, or behind what it says."""
         if self._piece_empty:
-            self.pieces.insert(-1, WaitFor(event))
+            self.pieces.insert(-1, piece)
             return
         self.finish()
         self._piece_empty = True
-        self.pieces.append(WaitFor(event))
+        self.pieces.append(piece)
         self._commands = self._device.commands(self._memory)
         self.pieces.append(self._commands)
 
     def add(self, effect: AnyEffect) -> None:
         """Add one effect; raises ReplyError if it does not fit the plan."""
+        if isinstance(effect, Copy):
+            self._add_between(self._copy_work(effect))
+            return
         self._piece_empty = False
         match effect:
             case Zero():
@@ -238,12 +253,21 @@ class Assembly:
                 self._move(effect)
             case Wait():
                 raise ReplyError(f"an applier makes events of waits, this one is {effect}")
-            case Copy():
-                raise ReplyError(f"this build has no host pool to copy band {effect.band} with")
             case ZeroSink():
                 self._commands.zero_bytes(start_bytes=0, end_bytes=self._plan.sink_bytes)
             case _:
                 assert_never(effect)
+
+    def _copy_work(self, effect: Copy) -> CopyWork:
+        work = CopyWork(
+            effect.copy,
+            effect.stream,
+            effect.band,
+            self._units(self._band(effect.band), effect.units),
+            self._columns.within(effect.host_units, 0, _NONE_LEAST, "place in a host pool"),
+        )
+        self._check_copy(work)
+        return work
 
     def _write_progress(self) -> None:
         assert self._progress is not None

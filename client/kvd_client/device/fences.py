@@ -37,6 +37,10 @@ ALLOCATOR_LANE: Final = 0
 """Lane of the stream that carries out effects."""
 FORWARD_LANE: Final = 1
 """Lane of the stream that runs the model."""
+LOAD_LANE: Final = 3
+"""Lane of the stream that copies from host pools into the arena."""
+BACKUP_LANE: Final = 4
+"""Lane of the stream that copies from the arena into host pools."""
 STEP_LANE: Final = 2
 """Lane of launches: begun when a step is launched, done by its stream behind the end of the step.
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvd_client.device.fences import Lane, LaneNumber
+from kvd_client.device.host_pool import HostPool
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 """Units, table places or values; 64 bits on the host, whatever a table stores."""
@@ -134,6 +135,35 @@ class Commands(Protocol):
 
     def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:
         """Write two uint64 words in one store, so that a killed process leaves both or neither."""
+        ...
+
+
+@runtime_checkable
+class CopyCommands(Commands, Protocol):
+    """Commands of a device that also copies units between its memory and a host pool."""
+
+    def copy_in(
+        self,
+        *,
+        base_bytes: int,
+        unit_bytes: int,
+        units: IntArray,
+        pool: HostPool,
+        host_units: IntArray,
+    ) -> None:
+        """Copy places of a pool into units, pair by pair; no unit is named twice."""
+        ...
+
+    def copy_out(
+        self,
+        *,
+        base_bytes: int,
+        unit_bytes: int,
+        units: IntArray,
+        pool: HostPool,
+        host_units: IntArray,
+    ) -> None:
+        """Copy units into places of a pool, pair by pair; no place is named twice."""
         ...
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvd_client.device.host.memory import ByteArray, HostMemory
+from kvd_client.device.host_pool import HostPool
 from kvd_client.device.port import IntArray, RowTable
 from kvd_client.errors import DeviceError
 
@@ -64,6 +65,32 @@ class HostCommands:
         if len(sources):
             self._steps.append((_move_units, (grid, sources, destinations)))
 
+    def copy_in(
+        self,
+        *,
+        base_bytes: int,
+        unit_bytes: int,
+        units: IntArray,
+        pool: HostPool,
+        host_units: IntArray,
+    ) -> None:
+        """Copy places of a host pool into units, pair by pair."""
+        grid = self._pooled(base_bytes, unit_bytes, units, pool, host_units)
+        self._steps.append((_copy_units, (grid, units, pool.units, host_units)))
+
+    def copy_out(
+        self,
+        *,
+        base_bytes: int,
+        unit_bytes: int,
+        units: IntArray,
+        pool: HostPool,
+        host_units: IntArray,
+    ) -> None:
+        """Copy units into places of a host pool, pair by pair."""
+        grid = self._pooled(base_bytes, unit_bytes, units, pool, host_units)
+        self._steps.append((_copy_units, (pool.units, host_units, grid, units)))
+
     def write_int32(
         self, *, offset_bytes: int, entry_count: int, indices: IntArray, values: IntArray
     ) -> None:
@@ -95,6 +122,24 @@ class HostCommands:
         target = self._bytes[offset_bytes:end_bytes].data
         self._steps.append((_write_words, (target, _WORDS.pack(*values))))
 
+    def _pooled(
+        self,
+        base_bytes: int,
+        unit_bytes: int,
+        units: IntArray,
+        pool: HostPool,
+        host_units: IntArray,
+    ) -> npt.NDArray[Any]:
+        """Return the grid of units that a copy with a host pool works on."""
+        if pool.unit_bytes != unit_bytes or len(units) != len(host_units):
+            raise DeviceError(
+                f"{len(units)} units of {unit_bytes} bytes cannot pair up with {len(host_units)} "
+                f"places of {pool.unit_bytes} bytes"
+            )
+        grid = self._memory.grid(base_bytes, unit_bytes)
+        # As bytes: a grid may be made of wider words, places in a pool never are.
+        return grid.view(np.uint8).reshape(len(grid), -1)[:, :unit_bytes]
+
     def run(self) -> None:
         """Carry the commands out, in order; called by the thread that plays the stream."""
         for function, arguments in self._steps:
@@ -125,6 +170,18 @@ def _move_units(grid: npt.NDArray[Any], sources: IntArray, destinations: IntArra
     for start in range(0, len(sources), piece):
         end = start + piece
         grid[destinations[start:end]] = grid[sources[start:end]]
+
+
+def _copy_units(
+    targets: npt.NDArray[np.uint8],
+    target_units: IntArray,
+    sources: npt.NDArray[np.uint8],
+    source_units: IntArray,
+) -> None:
+    piece = max(1, STAGING_BYTES // sources.strides[0])
+    for start in range(0, len(source_units), piece):
+        end = start + piece
+        targets[target_units[start:end]] = sources[source_units[start:end]]
 
 
 def _write_int32(table: npt.NDArray[np.int32], indices: IntArray, values: IntArray) -> None:
