@@ -19,6 +19,7 @@ from kvd_proto.codec import decode_fact, encode
 from kvd_proto.operations import CopyEnded, TransferEnded
 from kvd_proto.outcomes import Done, Freed, Pump, ReleasedResult
 from tests.client.engine_daemon import EngineDaemon
+from tests.client.overlap_parts import Gates, assert_stalls, settle
 
 FULL, WINDOW = "full", "window_8"
 POOL_UNITS = 16
@@ -232,3 +233,54 @@ def test_what_is_over_is_told_once(kv: Client) -> None:
             break
     assert seen == [ReleasedResult(copies=(1,))]
     assert kv.take_released() == []
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def test_a_copy_runs_behind_the_forward_that_was_launched_before_it(daemon: EngineDaemon) -> None:
+    with daemon.attach(0, Mode.LEADER, overlap=True) as kv, Gates() as gates:
+        pool = kv.host_pool(FULL, POOL_UNITS)
+        pages = with_value(kv)
+        settle(kv.stream)
+        grid(kv, FULL)[places(daemon, FULL, pages[FULL][:1])] = 5
+        gate = gates.running_step(kv)
+        with kv.batch() as batch:
+            batch.backup(1, {FULL: pages[FULL][:1]}, {FULL: [0]})
+        settle(kv.stream)  # the allocator's stream is held up by neither
+        with kv.batch() as batch:
+            batch.relief([0] * len(kv.plan.bands))
+        assert kv.take_released() == []
+        assert not pool.units[0].any()
+        gate.open()
+        released(kv, "copies", 1)
+        assert (pool.units[0] == 5).all()
+
+
+def test_the_allocators_stream_waits_for_a_copy_where_the_log_says_so(daemon: EngineDaemon) -> None:
+    with daemon.attach(0, Mode.LEADER, overlap=True) as kv, Gates() as gates:
+        kv.host_pool(WINDOW, POOL_UNITS)
+        page = with_value(kv)[WINDOW][1:]
+        gate = gates.running_step(kv)
+        with kv.batch() as batch:
+            batch.load_reserve(1, 1, {WINDOW: 1})
+            batch.load_name(1, WINDOW, page)
+            batch.load_submit(1, {WINDOW: [0]})
+        settle(kv.stream)
+        with kv.batch() as batch:
+            batch.backup(2, {WINDOW: page}, {WINDOW: [1]})
+        assert_stalls(kv.stream)
+        gate.open()
+        settle(kv.stream)
+        released(kv, "copies", 2)
+
+
+def test_a_client_that_leaves_lets_its_copies_end(daemon: EngineDaemon) -> None:
+    with daemon.attach(0, Mode.LEADER) as kv:
+        pool = kv.host_pool(FULL, POOL_UNITS)
+        pages = with_value(kv)
+        settle(kv.stream)
+        grid(kv, FULL)[places(daemon, FULL, pages[FULL])] = 6
+        with kv.batch() as batch:
+            batch.backup(1, {FULL: pages[FULL]}, {FULL: range(4)})
+    assert (pool.units[:4] == 6).all()
