@@ -181,7 +181,8 @@ class ServeSettings:
         "warn",
         Choice(("off", "warn", "strict")),
         "which invariants are checked: none, the cheap ones with fatal ones stopping the work, "
-        "all after every operation",
+        "all after every operation; strict also has every rank compare its tables with the books "
+        "at idle and before it leaves, and wait for its effects to do so",
     )
     metrics_host: str = setting(
         "127.0.0.1",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvd_client.errors import RefusedError as RefusedError
     from kvd_client.errors import ReplyError as ReplyError
     from kvd_client.errors import StepOrderError as StepOrderError
+    from kvd_client.errors import TablesError as TablesError
     from kvd_client.errors import UnknownRequestError as UnknownRequestError
     from kvd_client.errors import UnreachableError as UnreachableError
     from kvd_client.errors import UsageError as UsageError
@@ -86,6 +87,7 @@ __all__ = [
     "Step",
     "StepAborted",
     "StepOrderError",
+    "TablesError",
     "Taken",
     "Transport",
     "UnknownRequestError",
@@ -131,6 +133,7 @@ _HOMES = {
     "Step": "kvd_client.launch",
     "StepAborted": "kvd_proto.operations",
     "StepOrderError": "kvd_client.errors",
+    "TablesError": "kvd_client.errors",
     "Taken": "kvd_client.results",
     "Transport": "kvd_client.transport",
     "UnknownRequestError": "kvd_client.errors",

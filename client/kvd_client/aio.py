@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
 from types import TracebackType
 from typing import Self
@@ -10,7 +9,7 @@ from typing import Self
 from kvd_client.calls import Batch, Ids
 from kvd_client.device.host.device import host_device
 from kvd_client.device.port import Device, Stream
-from kvd_client.errors import KvdClientError, ReplyError
+from kvd_client.errors import KvdClientError, ReplyError, TablesError
 from kvd_client.flow import Exchange, Flow
 from kvd_client.hello import Config, build_hello, declaration_of, hello_message, read_welcome
 from kvd_client.launch import Launching, Step, Table
@@ -158,18 +157,28 @@ class AsyncClient(Rank):
         )
         return reply.new_tokens
 
+    async def check_tables(self) -> int:
+        """Compare this rank's tables with the books; see `kvd_client.Client.check_tables`."""
+        await self.run(self.table_check.asked())
+        return self.table_check.tables_count
+
     async def close(self) -> None:
         """Say goodbye, which ends the incarnation, and release everything; harmless when repeated.
 
-        Raises ForkedError in a fork; an answer that does not come keeps nothing open.
+        With the daemon's check level ``strict`` the tables are compared first, as `check_tables`
+        does where it can. Raises ForkedError in a fork, and TablesError when everything is
+        released; an answer that does not come keeps nothing open.
         """
         self.session.check_process()
         if self.session.closed:
             return
         try:
+            await self.run(self.table_check.leaving())
+        except TablesError:
+            raise
+        except KvdClientError:
             # Without an answer, or without a session, the end of the lifeline says it all.
-            with suppress(KvdClientError):
-                await self.run(self.session.say_bye())
+            pass
         finally:
             self._release()
 
@@ -226,7 +235,7 @@ class AsyncBatchBlock:
         assert batch is not None
         batch.close()
         if kind is None:
-            await self._client.run(self._client.session.send_batch(batch))
+            await self._client.run(self._client.table_check.sending(batch))
 
 
 class AsyncLaunchBlock:

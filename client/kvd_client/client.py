@@ -2,14 +2,13 @@
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from kvd_client.calls import Batch, Ids
 from kvd_client.device.host.device import host_device
 from kvd_client.device.port import Device, Stream
-from kvd_client.errors import DeadlineError, KvdClientError, ReplyError
+from kvd_client.errors import DeadlineError, KvdClientError, ReplyError, TablesError
 from kvd_client.flow import Exchange, Flow
 from kvd_client.hello import Config, build_hello, declaration_of, hello_message, read_welcome
 from kvd_client.launch import Launching, Step, Table
@@ -198,18 +197,33 @@ class Client(Rank):
         )
         return reply.new_tokens
 
+    def check_tables(self) -> int:
+        """Compare this rank's tables in its memory with the daemon's books; both change nothing.
+
+        Waits until all effects have run. Returns how many tables were compared. Raises
+        TablesError, and this rank is lost, where one differs; UsageError where the log holds
+        effects that this rank has not applied, so that nothing can be compared.
+        """
+        self.run(self.table_check.asked())
+        return self.table_check.tables_count
+
     def close(self) -> None:
         """Say goodbye, which ends the incarnation, and release everything; harmless when repeated.
 
-        Raises ForkedError in a fork; an answer that does not come keeps nothing open.
+        With the daemon's check level ``strict`` the tables are compared first, as `check_tables`
+        does where it can. Raises ForkedError in a fork, and TablesError when everything is
+        released; an answer that does not come keeps nothing open.
         """
         self.session.check_process()
         if self.session.closed:
             return
         try:
+            self.run(self.table_check.leaving())
+        except TablesError:
+            raise
+        except KvdClientError:
             # Without an answer, or without a session, the end of the lifeline says it all.
-            with suppress(KvdClientError):
-                self.run(self.session.say_bye())
+            pass
         finally:
             self._release()
 
@@ -281,7 +295,7 @@ class BatchBlock:
         assert batch is not None
         batch.close()
         if kind is None:
-            self._client.run(self._client.session.send_batch(batch))
+            self._client.run(self._client.table_check.sending(batch))
 
 
 class LaunchBlock:

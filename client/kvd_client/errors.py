@@ -17,6 +17,7 @@ KvdError (kvd_proto.errors)
     |   +-- DivergedError        ranks did not ask for the same
     |   +-- RankLostError        a rank of the group ended
     +-- PoisonedError        this stub could not apply what was decided; attach again
+    +-- TablesError          memory and the daemon's books differ; this rank is lost
     +-- ReplyError           an answer that cannot be read or does not fit the request
     +-- DeviceError          work on a stream or memory of the device failed
 """
@@ -107,6 +108,13 @@ class PoisonedError(KvdClientError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code=ErrorCode.POISONED)
+
+
+class TablesError(KvdClientError):
+    """A table in this rank's memory differs from the daemon's books; its rank is lost."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=ErrorCode.INVARIANT)
 
 
 class ReplyError(KvdClientError):

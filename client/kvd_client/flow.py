@@ -7,7 +7,7 @@ import msgspec
 
 from kvd_client.calls import Batch, Call
 from kvd_client.transport import Message
-from kvd_proto.control import MessageKind
+from kvd_proto.control import Control, MessageKind
 from kvd_proto.scalars import ProgramIndex
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Flow: TypeAlias = Generator[Exchange | HostWait, None, None]
 class Outstanding:
     """A request that waits for its answer, and what the answer is needed for."""
 
-    __slots__ = ("batch", "calls", "failed", "index_start", "kind", "message")
+    __slots__ = ("answer_type", "batch", "calls", "failed", "index_start", "kind", "message")
 
     def __init__(
         self,
@@ -44,11 +44,14 @@ class Outstanding:
         calls: list[Call],
         index_start: ProgramIndex = FIRST_INDEX,
         batch: Batch | None = None,
+        answer_type: type[Control] | None = None,
     ) -> None:
         self.kind = kind
         self.message = message
         self.calls = calls
         self.index_start = index_start
         self.batch = batch
+        self.answer_type = answer_type
+        """What a question has to be answered with."""
         self.failed: Failed | None = None
         """The first of its operations that was wrong use, once the answer is applied."""

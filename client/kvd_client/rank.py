@@ -19,6 +19,7 @@ from kvd_client.errors import KvdClientError, ReplyError
 from kvd_client.launch import Launching, Table
 from kvd_client.results import Int32s, Int64s, Ragged, stamped, stamped_lists
 from kvd_client.session import Session
+from kvd_client.table_check import TableCheck
 from kvd_client.transport import MemoryDescriptor, Transport, ZmqTransport
 from kvd_client.views import FP8Kind, LayerViews, Tensor
 from kvd_proto.codec import decode_reply
@@ -133,6 +134,7 @@ class Rank:
             deadline_ms=deadline_ms,
             overlaps=mapped.overlaps,
         )
+        self.table_check = TableCheck(self.session, mapped.memory, mapped.stream)
         self._views = LayerViews(welcome.plan, mapped.memory)
 
     @property

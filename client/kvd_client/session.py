@@ -54,7 +54,10 @@ from kvd_client.tables import TableMirror
 from kvd_client.transport import Frames, Message
 from kvd_proto.codec import decode_control, decode_header, encode
 from kvd_proto.control import (
+    Books,
+    BooksReply,
     Bye,
+    Control,
     ErrorReply,
     Header,
     MessageKind,
@@ -117,6 +120,7 @@ class Session:
         self._failure: KvdClientError | None = None
         self._report: str | None = None
         self.what_if_reply: WhatIfReply | None = None
+        self.books_reply: BooksReply | None = None
         self.applying = False
         self._serial = 0
         self._facts: deque[AnyFact] = deque()
@@ -287,7 +291,13 @@ class Session:
         """Ask what a demand would meet now; the answer is `what_if_reply`."""
         yield from self.settle()
         self.what_if_reply = None
-        yield from self._ask(MessageKind.ASK, encode(question))
+        yield from self._ask(MessageKind.ASK, encode(question), WhatIfReply)
+
+    def books(self) -> Flow:
+        """Ask what this rank's tables hold by the daemon's books; see `books_reply`."""
+        yield from self.settle()
+        self.books_reply = None
+        yield from self._ask(MessageKind.ASK, encode(Books()), BooksReply)
 
     def say_bye(self) -> Flow:
         """Settle and leave on purpose."""
@@ -296,8 +306,11 @@ class Session:
 
     # ---- answers --------------------------------------------------------------------------
 
-    def _ask(self, kind: MessageKind, body: bytes) -> Flow:
+    def _ask(
+        self, kind: MessageKind, body: bytes, answer_type: type[Control] | None = None
+    ) -> Flow:
         outstanding = self._outstanding_of(kind, body)
+        outstanding.answer_type = answer_type
         self._put_out(outstanding)
         yield from self._complete(outstanding, self.deadline_ms)
 
@@ -347,20 +360,23 @@ class Session:
         if header.index != outstanding.index_start:
             return False
         if outstanding.kind == MessageKind.ASK:
-            return header.kind == MessageKind.ASK and self._accept_what_if(answer.body)
+            return header.kind == MessageKind.ASK and self._accept_answer(outstanding, answer.body)
         if header.kind != MessageKind.ACK:
             return False
         self._outstanding = None
         return True
 
-    def _accept_what_if(self, body: bytes) -> bool:
+    def _accept_answer(self, outstanding: Outstanding, body: bytes) -> bool:
         try:
             reply = decode_control(body)
         except FrameError as error:
             raise self._unreadable(error.message) from error
-        if not isinstance(reply, WhatIfReply):
-            raise self._unreadable(f"a what-if was answered by {type(reply).__name__}")
-        self.what_if_reply = reply
+        if type(reply) is not outstanding.answer_type:
+            raise self._unreadable(f"a question was answered by {type(reply).__name__}")
+        if isinstance(reply, BooksReply):
+            self.books_reply = reply
+        elif isinstance(reply, WhatIfReply):
+            self.what_if_reply = reply
         self._outstanding = None
         return True
 

@@ -166,6 +166,10 @@ class TableMirror:
             raise UsageError(f"no band {name!r}; this plan has {list(self._bands)}")
         return self._maps[self._bands[name]].copy()
 
+    def virtual_slots(self, rows: Int64s) -> Int64s:
+        """Return the virtual state slot of each row; 0 for none."""
+        return self._slots[rows]
+
     def request_row(self, row: int) -> Int32s:
         """Return a copy of one row of the request table."""
         return self._places[row * self._row_pages : (row + 1) * self._row_pages].copy()

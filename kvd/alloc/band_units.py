@@ -185,6 +185,10 @@ class BandUnits:
         self.live_units -= units.size
         self._disown(units)
 
+    def physical_map(self) -> Units:
+        """Return a copy of the physical units of all virtual ids, id 0 included; for checks."""
+        return self._physical_of.copy()
+
     def release(self, virtual: Units) -> None:
         """Unbind ids at once; their units pend under the newest step in flight, or become holes.
 

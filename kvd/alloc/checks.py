@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 from kvd.errors import InvariantError
 
@@ -15,6 +16,18 @@ class CheckLevel(IntEnum):
     """Cheap checks too; a fatal one raises, the others count."""
     STRICT = 2
     """Everything, after every operation; everything raises."""
+
+    @property
+    def word(self) -> Literal["off", "warn", "strict"]:
+        """Return the level as settings and messages write it."""
+        return _WORDS[self]
+
+
+_WORDS: dict[CheckLevel, Literal["off", "warn", "strict"]] = {
+    CheckLevel.OFF: "off",
+    CheckLevel.WARN: "warn",
+    CheckLevel.STRICT: "strict",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +166,12 @@ CHECKS: tuple[Check, ...] = (
         level=CheckLevel.OFF,
         fatal=True,
         protects="every entry of the log follows the one before it",
+    ),
+    Check(
+        name="tables.match_books",
+        level=CheckLevel.STRICT,
+        fatal=True,
+        protects="kernels find through a rank's tables what the books say, and nothing else",
     ),
 )
 """``level`` is the lowest level at which the check runs."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage
+from kvd.engine.books import books
 from kvd.engine.describe import describe_operation
 from kvd.engine.endings import Endings
 from kvd.engine.legacy import Legacy
@@ -18,6 +19,7 @@ from kvd.engine.stage import DONE, StageEngine
 from kvd.engine.what_if import what_if
 from kvd.errors import DivergenceError, OperationError, SessionError
 from kvd_proto.codec import (
+    decode_entry,
     decode_fact,
     decode_operation,
     digest_of,
@@ -25,7 +27,7 @@ from kvd_proto.codec import (
     join_reply,
     split_batch,
 )
-from kvd_proto.control import WhatIf, WhatIfReply
+from kvd_proto.control import BooksReply, WhatIf, WhatIfReply
 from kvd_proto.errors import ErrorCode, FrameError
 from kvd_proto.operations import (
     AnyFact,
@@ -208,6 +210,15 @@ class Incarnation:
         Raises OperationError for a question that makes no sense.
         """
         return what_if(self.engine.requests, question)
+
+    def books(self, rank: int) -> BooksReply:
+        """Return what a rank's tables hold at the log's end, and from which position on."""
+        applied, end_position = self.applied[rank], self.log.end_position
+        position_min = applied
+        for position, record in enumerate(self.log.records(applied + 1, end_position), applied + 1):
+            if decode_entry(record.entry).outcome.segments:
+                position_min = position
+        return books(self.engine.requests, position_min=position_min, position=end_position)
 
     # ---- facts and the daemon's own entries -----------------------------------------------------
 

@@ -17,7 +17,7 @@ from kvd.serve.lobby import Lobby, Send
 from kvd.serve.memory import DescriptorKeeper
 from kvd.serve.timing import CoreTimes
 from kvd_proto.codec import decode_control, decode_header, encode
-from kvd_proto.control import Ack, ErrorReply, Header, MessageKind, WhatIf
+from kvd_proto.control import Ack, Books, ErrorReply, Header, MessageKind, WhatIf
 from kvd_proto.errors import ErrorCode, FrameError, KvdError
 
 
@@ -170,7 +170,7 @@ class Dispatcher:
             self._ack(session)
             self._retry_parked()
         elif header.kind is MessageKind.ASK:
-            self._ask(session, incarnation, body)
+            self._ask(session, incarnation, header, body)
         elif header.kind is MessageKind.BYE:
             self._ack(session)
             cause = f"{session.describe()} left"
@@ -271,14 +271,19 @@ class Dispatcher:
             index=session.asked_index,
         )
 
-    def _ask(self, session: Session, incarnation: Incarnation, body: bytes) -> None:
+    def _ask(self, session: Session, incarnation: Incarnation, asked: Header, body: bytes) -> None:
         question = decode_control(body)
-        if not isinstance(question, WhatIf):
+        if isinstance(question, WhatIf):
+            answer = encode(incarnation.what_if(question))
+        elif isinstance(question, Books):
+            incarnation.confirm(session.hello.rank, asked.position)
+            answer = encode(incarnation.books(session.hello.rank))
+        else:
             raise SessionError(
                 f"{type(question).__name__} is no question", code=ErrorCode.BAD_FRAME
             )
         header = Header(MessageKind.ASK, self._settings.epoch, session.token, session.asked_index)
-        self._send(session.identity, encode(header), encode(incarnation.what_if(question)))
+        self._send(session.identity, encode(header), answer)
 
     def _ack(self, session: Session) -> None:
         header = Header(MessageKind.ACK, self._settings.epoch, session.token, session.asked_index)

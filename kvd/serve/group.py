@@ -302,6 +302,7 @@ class Group:
             granted_bytes=granted_bytes,
             minimum_rank=minimum[1],
             plan=storage.stages[session.hello.stage].storage,
+            check_level=self._settings.level.word,
         )
 
 

@@ -133,7 +133,7 @@ def stage_document(incarnation: Incarnation, plan: StoragePlan) -> Document:
         "layouts": dict(chain.relief_counts),
         "refusals": dict(engine.refusal_counts),
         "broken_checks": dict(engine.monitor.broken_count),
-        "check_level": engine.monitor.level.name.lower(),
+        "check_level": engine.monitor.level.word,
     }
 
 

@@ -13,7 +13,7 @@ from kvd_client.mock import Answer, MockTransport
 from kvd_client.rank import ARENA_NAME, FENCE_NAME
 from kvd_client.transport import MemoryDescriptor
 from kvd_proto.codec import decode_control, encode
-from kvd_proto.control import Ack, ErrorReply, Header, MessageKind, Welcome, WhatIf
+from kvd_proto.control import Ack, Books, ErrorReply, Header, MessageKind, Welcome, WhatIf
 from kvd_proto.errors import KvdError
 from kvd_proto.version import PROTOCOL_VERSION
 
@@ -35,7 +35,10 @@ class InProcessDaemon:
         level: CheckLevel = CheckLevel.STRICT,
         idle_moves_max: int = 0,
         batch_moves_max: int = 0,
+        told_level: CheckLevel | None = None,
     ) -> None:
+        """Start an incarnation; ``told_level`` is what ranks are told instead of ``level``."""
+        self.told_level = level if told_level is None else told_level
         self.storage = storage
         self.incarnation = Incarnation(
             storage,
@@ -88,9 +91,13 @@ class InProcessDaemon:
             return [(self.header(rank, MessageKind.REPLY), reply_or_none)]
         if kind is MessageKind.ASK:
             question = decode_control(body)
-            assert isinstance(question, WhatIf)
-            answered = self.incarnation.what_if(question)
-            return [(self.header(rank, MessageKind.ASK), encode(answered))]
+            if isinstance(question, Books):
+                self.incarnation.confirm(rank, header.position)
+                answered = encode(self.incarnation.books(rank))
+            else:
+                assert isinstance(question, WhatIf)
+                answered = encode(self.incarnation.what_if(question))
+            return [(self.header(rank, MessageKind.ASK), answered)]
         if kind is MessageKind.FACT:
             self.take_fact(rank, body)
         return [(self.header(rank, MessageKind.ACK), encode(Ack()))]
@@ -111,6 +118,7 @@ class InProcessDaemon:
             granted_bytes=plan.total_bytes,
             minimum_rank=0,
             plan=plan,
+            check_level=self.told_level.word,
         )
 
 

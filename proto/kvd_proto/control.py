@@ -1,7 +1,7 @@
 """Control messages: how peers meet, prove who they are, part, and look in from outside."""
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -118,6 +118,8 @@ class Welcome(Control, frozen=True, tag="welcome", omit_defaults=True):
     """Body of a reply with the entries of the log before that this rank's memory may lack: they are
     redone first, from the segment behind its progress word on. Empty when nothing survived. Tables
     are cleared in any case; where something survived, the new log starts with its bindings."""
+    check_level: Literal["off", "warn", "strict"] = "off"
+    """The daemon's setting: with ``strict`` a rank compares its tables with the books at idle."""
 
 
 class Ping(Control, frozen=True, tag="ping", omit_defaults=True):
@@ -187,6 +189,36 @@ class WhatIfReply(Control, frozen=True, tag="what_if_reply", omit_defaults=True)
     """Longest chunk that the request is granted, or was priced at; 0 for units, and never fits."""
 
 
+class Books(Control, frozen=True, tag="books", omit_defaults=True):
+    """Ask what the tables of this rank hold by the daemon's books; changes nothing.
+
+    The answer is about the log's end. The header's position says where the rank is.
+    """
+
+
+class BooksReply(Control, frozen=True, tag="books_reply", omit_defaults=True):
+    """Answer to `Books`: digests of tables as they lie in the arena, little-endian int32.
+
+    They hold for every position from ``position_min`` to ``position``.
+    """
+
+    position_min: int
+    """Of the entries that the rank has not applied the last one with effects; the rank's own
+    position if there is none."""
+    position: int
+    """End of the log."""
+    map_digests: tuple[int, ...]
+    """Per band in chain order: of its whole virtual-to-physical map."""
+    rows: bytes = b""
+    """int32: the rows of the request table that a request holds, ascending."""
+    page_counts: bytes = b""
+    """int32: the pages that each of them names."""
+    row_digests: tuple[int, ...] = ()
+    """Of the virtual pages that each of them names."""
+    slots_digest: int = 0
+    """Of the virtual state slots of these rows, one after the other; 0 without a state band."""
+
+
 class Ticket(Control, frozen=True, tag="ticket", omit_defaults=True):
     """What the descriptor socket says first: the number to put into the hello."""
 
@@ -235,6 +267,8 @@ AnyControl: TypeAlias = (
     | HealthRequest
     | WhatIf
     | WhatIfReply
+    | Books
+    | BooksReply
     | Ticket
     | FetchDescriptors
     | Descriptors
@@ -251,6 +285,8 @@ CONTROL_TYPES: tuple[type[Control], ...] = (
     HealthRequest,
     WhatIf,
     WhatIfReply,
+    Books,
+    BooksReply,
     Ticket,
     FetchDescriptors,
     Descriptors,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvd_client import STANDING, Client, attach
+from kvd_client import STANDING, Client, TablesError, attach
 from kvd_client.device.apply import read_progress
 from kvd_client.device.cuda.device import CudaDevice
 from kvd_client.device.fences import ALLOCATOR_LANE, STEP_LANE
@@ -77,8 +77,28 @@ def test_a_rank_on_a_gpu_leaves_the_bytes_of_one_on_the_host(overlap: bool) -> N
     assert theirs.any()
     assert np.array_equal(ours, theirs)
     assert read_progress(cuda.memory, cuda.plan) == read_progress(host.memory, host.plan)
+    assert cuda.check_tables() == host.check_tables() == 6
     host.close()
     cuda.close()
+
+
+def test_a_wrong_table_entry_on_a_gpu_is_found() -> None:
+    kv = attached(CudaDevice(FakeDriver(seed=4)), overlap=True)
+    run(kv, 9, overlap=True)
+    plan = next(one for one in kv.plan.region.band_maps if one.band == "full")
+    wrong = kv.device.commands(kv.memory)
+    wrong.write_int32(
+        offset_bytes=plan.offset_bytes,
+        entry_count=plan.entry_count,
+        indices=np.array([plan.entry_count - 1]),
+        values=np.array([7]),
+    )
+    kv.stream.enqueue(wrong)
+
+    named = rf"tables\.match_books: .* map of band 'full' .* {plan.entry_count - 1} holds 7"
+    with pytest.raises(TablesError, match=named):
+        kv.check_tables()
+    kv.close()
 
 
 def test_a_ranks_launches_are_counted_in_a_lane_that_the_gpu_writes() -> None:

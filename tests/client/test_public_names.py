@@ -10,8 +10,8 @@ GOLDEN = """
 Admitted AsyncClient AttachError Batch Client ClosedError DeadlineError DeviceError DivergedError
 EndedError FencedError ForkedError Handle HostPool KvdClientError MockTransport Mode OperationError
 PoisonedError Pump Ragged RankLostError Refusal RefusedError ReleasedResult ReplyError ResolvedUnits
-Role STANDING SizingInputs Skipped Step StepAborted StepOrderError Taken Transport
-UnknownRequestError UnreachableError UsageError Verdict ZmqTransport attach
+Role STANDING SizingInputs Skipped Step StepAborted StepOrderError TablesError Taken
+Transport UnknownRequestError UnreachableError UsageError Verdict ZmqTransport attach
 """
 
 

@@ -5,6 +5,8 @@ from msgspec import Struct
 
 from kvd_proto.control import (
     Ack,
+    Books,
+    BooksReply,
     Bye,
     Descriptors,
     ErrorReply,
@@ -321,6 +323,7 @@ SAMPLES: dict[str, Struct] = {
         minimum_rank=1,
         plan=_PLAN,
         redo=b"\x92\x07\x90",
+        check_level="strict",
     ),
     "control.ping": Ping(),
     "control.bye": Bye(reason="drained"),
@@ -330,6 +333,16 @@ SAMPLES: dict[str, Struct] = {
     "control.health_request": HealthRequest(),
     "control.what_if": WhatIf(
         demand_units=(1, 2), prompt_tokens=100, new_tokens_max=50, chunk_tokens=64
+    ),
+    "control.books": Books(),
+    "control.books_reply": BooksReply(
+        position_min=7,
+        position=9,
+        map_digests=(1 << 63, 2),
+        rows=b"\x01\0\0\0",
+        page_counts=b"\x02\0\0\0",
+        row_digests=(3,),
+        slots_digest=4,
     ),
     "control.what_if_reply": WhatIfReply(
         demand_units=(1, 2),

@@ -94,6 +94,8 @@ class ModelledStage:
             level=level,
             idle_moves_max=idle_moves_max,
             batch_moves_max=batch_moves_max,
+            # At level strict a rank waits for its effects at idle, which would hide missing waits.
+            told_level=CheckLevel.WARN,
         )
         self.ranks: list[ModelledRank] = []
         with ExitStack() as stack:
