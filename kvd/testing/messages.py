@@ -83,6 +83,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     mismatch_count: int
     mismatches: tuple[Mismatch, ...]
     places_digest: str
+    tables_count: int
+    """Tables in the rank's memory that were compared with the daemon's books at the end."""
     position: Position
 
 

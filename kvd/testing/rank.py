@@ -157,8 +157,9 @@ class _Runner:
     def report(
         self, workload: Workload | None, elapsed_s: float, latencies_ns: Sequence[int]
     ) -> RankReport:
-        """Return what this rank did and found."""
+        """Return what this rank did and found; raises TablesError for tables against the books."""
         self.finish()
+        tables_count = self.kv.check_tables()
         painted = self.painter.statistics()
         counts = (workload or Workload((), self.spec.limits)).statistics()
         p50_ns, p99_ns = np.percentile(latencies_ns, (50, 99)) if latencies_ns else (0, 0)
@@ -192,6 +193,7 @@ class _Runner:
             mismatch_count=painted.mismatch_count,
             mismatches=painted.mismatches,
             places_digest=self.forward.places_digest,
+            tables_count=tables_count,
             position=Position(self.kv.applied),
         )
 

@@ -143,6 +143,7 @@ class ReplayReport:
             "bytes_written": sum(report.written_bytes for report in self.outcome.reports),
             "bytes_checked": sum(report.checked_bytes for report in self.outcome.reports),
             "units_checked": sum(report.checked_units for report in self.outcome.reports),
+            "tables_checked": sum(report.tables_count for report in self.outcome.reports),
             "ranks": [
                 {
                     "rank": report.rank_index,
@@ -199,6 +200,10 @@ class ReplayReport:
                 f"in {sum(report.checked_units for report in reports):,} pages and slots",
             ),
             *self._motion_rows(found),
+            (
+                "tables checked",
+                f"{sum(report.tables_count for report in reports)} equal to the daemon's books",
+            ),
             ("mismatches", f"{self.mismatch_count}"),
         )
         return [f"{name:<20}{text}" for name, text in rows]

@@ -148,6 +148,8 @@ def test_a_replay_serves_every_request_and_finds_every_byte_right(
     assert document["bytes_written"] == 2 * 2 * 12_288 * document["tokens_written"]
     assert document["bytes_checked"] >= document["bytes_written"]
     assert document["left_units"] == {"window_128": 0, "full": 0}
+    # On each rank two maps, the request table and its lengths.
+    assert document["tables_checked"] == 2 * 4
 
 
 @pytest.mark.parametrize("tp", ["1", "2", "4"])

@@ -47,6 +47,7 @@ def rank_report(rank_index: int = 0) -> RankReport:
         mismatch_count=0,
         mismatches=(),
         places_digest="abc",
+        tables_count=6,
         position=Position(77),
     )
 
@@ -101,6 +102,7 @@ def test_the_text_says_what_was_done_to_make_room() -> None:
         "5 (layouts: no_move 9, flush_ends 3, relayout 2)",
         "6.0 MiB (pages and slots: full 7, window_128 5), 2 relocations of floating bands",
         "11 promises lapsed, 5 takes refused, 2 requests retracted with 640 tokens",
+        "tables checked      6 equal to the daemon's books",
     ):
         assert part in text
 

@@ -194,13 +194,15 @@ class StageReplay:
     def run(self, passes_max: int = 100_000) -> None:
         """Serve everything and run all that was enqueued.
 
-        Raises RaceError, and WorkloadError if it takes too many passes or forwards found bytes that
-        nobody wrote there.
+        Raises RaceError, WorkloadError if it takes too many passes or forwards found bytes that
+        nobody wrote there, and TablesError for tables that differ from the books at the end.
         """
         for _ in range(passes_max):
             if not self.run_pass():
                 self._stage.world.run()
                 self.check()
+                for rank in self._stage.ranks:
+                    rank.client.check_tables()
                 return
         raise WorkloadError(f"the workload is not served after {passes_max} passes")
 
