@@ -1,0 +1,36 @@
+"""Leave out every rule, one at a time, and print which test notices: ``python -m tests.mutation``.
+
+Names that are given restrict it to mutants that begin with one of them. The exit code is 1 if a
+mutant survives: then a rule could be lost without a test that fails.
+"""
+
+import sys
+
+from tests.mutation.cells import UNREACHED
+from tests.mutation.registry import MUTANTS
+
+
+def main(names: list[str]) -> int:
+    """Run mutants and print the table; return the exit code."""
+    survivors: list[str] = []
+    chosen = [one for one in MUTANTS if not names or one.name.startswith(tuple(names))]
+    for mutant in chosen:
+        kill = mutant.attack()
+        beside = f", and with it: {mutant.beside}" if mutant.beside else ""
+        print(f"{mutant.name}\n    left out:   {mutant.removes}{beside}")
+        if kill is None:
+            survivors.append(mutant.name)
+            print("    SURVIVED")
+        else:
+            print(f"    noticed by: {mutant.test}")
+            print(f"    after {kill.action_count} actions: {kill.check}", flush=True)
+    print(f"\n{len(chosen)} mutants, {len(chosen) - len(survivors)} noticed")
+    for (consumer, hazard), reason in UNREACHED.items():
+        print(f"not counted, {consumer.name} behind {hazard.name}: {reason}")
+    if survivors:
+        print("survivors: " + ", ".join(survivors))
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

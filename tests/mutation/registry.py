@@ -1,0 +1,9 @@
+"""All mutants, in the order in which they are listed."""
+
+from tests.mutation import book_rules, cells
+from tests.mutation.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (
+    *(case.mutant for case in cells.CASES),
+    *(rule.mutant for rule in book_rules.RULES),
+)
