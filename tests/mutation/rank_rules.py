@@ -1,0 +1,294 @@
+"""Rules that ranks and the engine keep: each left out on modelled ranks that serve a workload.
+
+Real clients and a real engine serve a short workload in a small arena, so that pages move and
+requests are retracted. The modelled device finds accesses that nothing orders, and the forwards
+find bytes that nobody wrote there.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from kvd.alloc.arena_order import ArenaOrder
+from kvd.alloc.forward_steps import ForwardSteps
+from kvd.engine.stage import StageEngine
+from kvd.errors import RaceError, WorkloadError
+from kvd.testing.modelled.choice import Favour, InOrder
+from kvd.testing.modelled.ranks import ModelledStage
+from kvd.testing.modelled.replay import StageReplay
+from kvd.testing.modelled.world import World
+from kvd.testing.small_rank import STATE, SmallRank, outcome
+from kvd_client.client import Client
+from kvd_client.cursor import Cursor
+from kvd_client.device.apply import Applier
+from kvd_client.device.assembly import Assembly
+from kvd_client.launch import Step
+from kvd_client.steps import StepBook
+from kvd_proto.control import Mode
+from kvd_proto.outcomes import ClearSlots, Column, Done, Move, Outcome
+from tests.mutation.guard import serve_two_programs
+from tests.mutation.mutant import Kill, Mutant
+from tests.simulate.test_modelled_ranks import LIMITS, attached, requests
+
+if TYPE_CHECKING:
+    from kvd_client.device.port import Event, Stream
+    from kvd_proto.operations import Processed
+
+Patch = pytest.MonkeyPatch
+Serve = Callable[[World], None]
+
+ORDERS: dict[str, Callable[[], World]] = {
+    "in order": lambda: World(InOrder()),
+    "drawn": lambda: World(4),
+    "forwards first": lambda: World(Favour("0/forward", "1/forward"), only_needed=True),
+}
+"""Whatever order the actions run in, what is not ordered is found."""
+
+
+# ---- what is served --------------------------------------------------------------------------
+
+
+def serve(world: World, *, steps_ahead: int = 2) -> None:
+    """Serve 24 requests with several steps in flight; the second rank follows."""
+    _serve(attached(world, mode=Mode.LEADER, overlap=True), steps_ahead=steps_ahead)
+
+
+def serve_one_step_at_a_time(world: World) -> None:
+    """Serve with every step processed by the batch behind its launch."""
+    serve(world, steps_ahead=0)
+
+
+def serve_without_declaring_reads(world: World) -> None:
+    """Serve with forwards that do not say when they have read the tables."""
+    with Patch.context() as patch:
+        patch.setattr(Step, "reads_done", do_nothing)
+        serve(world)
+
+
+def serve_on_two_streams(world: World) -> None:
+    """Serve with forwards that take turns on two streams."""
+    stage = attached(world, mode=Mode.LEADER, overlap=True)
+    launch = Client.launch
+    streams = {
+        rank.client: (rank.client.forward_stream, rank.device.stream("second forward"))
+        for rank in stage.ranks
+    }
+    turns = dict.fromkeys(streams, 0)
+
+    def alternate(client: Client, **named: Any) -> Any:
+        turns[client] += 1
+        return launch(client, streams[client][turns[client] % 2], **named)
+
+    with Patch.context() as patch:
+        patch.setattr(Client, "launch", alternate)
+        _serve(stage, steps_ahead=2)
+
+
+def clear_a_slot_that_moved(world: World) -> None:
+    """Move a slot that was handed out, before the launch that is to clear it."""
+    rank = SmallRank()
+    effects = [ClearSlots(Column(0)), Move(STATE, Column(0), Column(1))]
+    rank.applier.apply(1, outcome(effects, columns=[[20], [30]]))
+    rank.applier.enqueue_launch_work(rank.stream)
+    rank.settle()
+    is_clear = not rank.units(STATE)[30].any()
+    rank.close()
+    if not is_clear:
+        raise WorkloadError("state slot 30 holds bytes of whoever had it before")
+
+
+def _serve(stage: ModelledStage, *, steps_ahead: int) -> None:
+    replay = StageReplay(
+        stage, requests(24, seed=4), LIMITS, seed=4, mode=Mode.LEADER, steps_ahead=steps_ahead
+    )
+    replay.run()
+    assert replay.schedulers[0].workload.statistics().served_count == 24
+
+
+# ---- what is left out ------------------------------------------------------------------------
+
+
+def do_nothing(*arguments: object, **named: object) -> None:
+    """Stand in for what a mutant leaves out."""
+
+
+def no_read_end(patch: Patch) -> None:
+    def forget(applier: Any, assembly: object, barrier: object) -> None:
+        applier._barrier = None
+
+    patch.setattr(Applier, "_add_barrier", forget)
+
+
+def no_whole_end(patch: Patch) -> None:
+    note_step = Applier.note_step
+
+    def note(applier: Applier, step: int, end: "Event", *, barrier: "Event | None" = None) -> None:
+        note_step(applier, step, end, barrier=None if barrier is end else barrier)
+
+    patch.setattr(Applier, "note_step", note)
+
+
+def no_step_waits(patch: Patch) -> None:
+    def pass_over(applier: Any, assembly: object, step: int) -> None:
+        applier._note_waited(step)
+
+    patch.setattr(Applier, "_add_step_wait", pass_over)
+
+
+def no_waiting_for_effects(patch: Patch) -> None:
+    patch.setattr(Step, "_order_forward", do_nothing)
+
+
+def no_waiting_for_the_forward_before(patch: Patch) -> None:
+    order_forward = getattr(Step, "_order_forward")  # noqa: B009
+
+    def order(step: Any) -> None:
+        last, step._session.last_forward = step._session.last_forward, None
+        order_forward(step)
+        step._session.last_forward = last
+
+    patch.setattr(Step, "_order_forward", order)
+
+
+def no_zeroing(patch: Patch) -> None:
+    patch.setattr(Assembly, "_zero", do_nothing)
+
+
+def no_moving(patch: Patch) -> None:
+    patch.setattr(Assembly, "_move", do_nothing)
+
+
+def no_clearing_of_slots(patch: Patch) -> None:
+    def forget(applier: Applier, stream: "Stream") -> object:
+        return applier.take_launch_work()
+
+    patch.setattr(Applier, "enqueue_launch_work", forget)
+
+
+def clears_that_stay_behind(patch: Patch) -> None:
+    patch.setattr(Assembly, "_let_clears_follow", do_nothing)
+
+
+def no_pending(patch: Patch) -> None:
+    def no_step(steps: object) -> int:
+        return 0
+
+    patch.setattr(ForwardSteps, "pending_key", property(no_step, do_nothing), raising=False)
+
+
+def no_wait_of_the_processed(patch: Patch) -> None:
+    def processed(engine: StageEngine, program: int, operation: "Processed") -> Outcome:
+        engine.chain.process_step(operation.step)
+        return Outcome(Done())
+
+    patch.setattr(StageEngine, "_processed", processed)
+
+
+def no_waits_of_the_books(patch: Patch) -> None:
+    take_waits = ArenaOrder.take_waits
+
+    def forget(order: ArenaOrder) -> tuple[()]:
+        take_waits(order)
+        return ()
+
+    patch.setattr(ArenaOrder, "take_waits", forget)
+
+
+def no_launch_queue(patch: Patch) -> None:
+    queueing = Cursor.take_in
+
+    def at_once(cursor: Cursor, *arguments: Any) -> object:
+        def is_open(book: StepBook) -> bool:
+            return False
+
+        with Patch.context() as closed:
+            # Neither queued nor noticed by the check that nothing is applied inside a launch.
+            closed.setattr(StepBook, "open", property(is_open))
+            return queueing(cursor, *arguments)
+
+    patch.setattr(Cursor, "take_in", at_once)
+
+
+def no_guard(patch: Patch) -> None:
+    patch.setattr(Cursor, "_guard_of", do_nothing)
+
+
+class RankRule(NamedTuple):
+    """A rule, how to do without it, and what is served meanwhile."""
+
+    name: str
+    removes: str
+    remove: Callable[[Patch], None]
+    serve: Serve = serve
+
+    def attack(self, order: str = "drawn") -> Kill | None:
+        """Serve without the rule; returns how that was noticed, None if it was not."""
+        with Patch.context() as patch:
+            self.remove(patch)
+            world = ORDERS[order]()
+            try:
+                self.serve(world)
+            except (RaceError, WorkloadError) as error:
+                return Kill(error.message, world.ran_count)
+        return None
+
+    @property
+    def mutant(self) -> Mutant:
+        """Return the rule's removal."""
+        return Mutant(
+            name=self.name,
+            removes=self.removes,
+            test=f"test_rank_rules.py::test_no_rule_can_be_left_out_unseen[drawn-{self.name}]",
+            attack=self.attack,
+        )
+
+
+RULES: tuple[RankRule, ...] = (
+    RankRule("read-end-barrier", "A waits the end of a launched forward's reads", no_read_end),
+    RankRule(
+        "whole-end-barrier",
+        "A waits the whole end of a forward that declared no reads",
+        no_whole_end,
+        serve_without_declaring_reads,
+    ),
+    RankRule("step-waits", "A waits a step where an effect says so", no_step_waits),
+    RankRule(
+        "processed-wait",
+        "the outcome of processed has every rank's A wait its own step",
+        no_wait_of_the_processed,
+        serve_one_step_at_a_time,
+    ),
+    RankRule(
+        "books-waits", "what the books have to be waited for becomes effects", no_waits_of_the_books
+    ),
+    RankRule("launch-waits-a", "F waits A at a launch", no_waiting_for_effects),
+    RankRule(
+        "forwards-in-order",
+        "a forward on another stream waits the forward before it",
+        no_waiting_for_the_forward_before,
+        serve_on_two_streams,
+    ),
+    RankRule("zeroing", "pages are zeroed when they are handed out", no_zeroing),
+    RankRule("moving", "bytes are moved before the tables name their new place", no_moving),
+    RankRule("slot-clears", "a launch clears the slots that were handed out", no_clearing_of_slots),
+    RankRule(
+        "clears-follow-moves",
+        "what is to be cleared follows a slot that moves",
+        clears_that_stay_behind,
+        clear_a_slot_that_moved,
+    ),
+    RankRule("pending-rule", "a page freed under a step in flight pends", no_pending),
+    RankRule(
+        "launch-queue",
+        "effects behind an open launch wait until it is recorded",
+        no_launch_queue,
+    ),
+    RankRule(
+        "unaware-guard",
+        "effects decided without knowledge of a step wait its whole end",
+        no_guard,
+        serve_two_programs,
+    ),
+)
+SCENARIOS: tuple[Serve, ...] = tuple(dict.fromkeys(rule.serve for rule in RULES))
