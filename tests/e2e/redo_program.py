@@ -3,8 +3,13 @@
 The books of a stage are driven until a batch rearranges the arena in several segments. For every k
 one process applies that batch's effects to a copy of the arena and kills itself after k actions, a
 second one attaches as a rank of the next incarnation does, and what it leaves is compared with the
-books and with an unbroken run. With ``--one-segment`` the segments of every entry are joined, which
-has to go wrong. Prints one line of JSON. This process has no threads, so that it may fork.
+books and with an unbroken run. Each of these options takes one rule away, and has to go wrong:
+
+    --one-segment         the segments of every entry are joined
+    --progress-per-entry  the progress word is written behind an entry, not behind each segment
+    --no-redo             the next incarnation's applier redoes nothing
+
+Prints one line of JSON. This process has no threads, so that it may fork.
 """
 
 import json
@@ -14,7 +19,7 @@ import struct
 import sys
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, cast
 
 import numpy as np
 from msgspec import structs
@@ -89,6 +94,12 @@ class MortalCommands(HostCommands):
     """Commands that are carried out unit by unit, until the process has done enough."""
 
     left_count = 0
+    last_segments: ClassVar[dict[int, int]] = {}
+    """Of each position, if not empty: the segment behind which alone progress is written."""
+
+    def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:
+        if MortalCommands.last_segments.get(values[0], values[1]) == values[1]:
+            super().write_words(offset_bytes=offset_bytes, values=values)
 
     def run(self) -> None:
         for function, arguments in self._steps:
@@ -260,6 +271,11 @@ def apply_and_die(case: Case, descriptor: int, action_count: int) -> None:
         device=device, memory=memory, plan=PLAN, stream=stream, applied=case.first_position - 1
     )
     MortalCommands.left_count = action_count
+    if "--progress-per-entry" in sys.argv:
+        MortalCommands.last_segments = {
+            position: len(outcome.segments) - 1
+            for position, outcome in enumerate(case.outcomes, case.first_position)
+        }
     applier.apply_reply(case.first_position, case.outcomes)
     stream.synchronize(DEADLINE_MS)
 
@@ -284,7 +300,9 @@ def attach_after(case: Case, descriptor: int) -> None:
         granted_bytes=0,
         minimum_rank=0,
         plan=PLAN,
-        redo=case.legacy.redo(read_progress(memory, PLAN).position),
+        redo=b""
+        if "--no-redo" in sys.argv
+        else case.legacy.redo(read_progress(memory, PLAN).position),
     )
     rank = Rank(
         welcome=welcome,

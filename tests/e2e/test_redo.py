@@ -38,7 +38,15 @@ def test_a_rearrangement_that_was_killed_anywhere_is_redone_without_losing_a_pag
     assert report["own_units"] > 10
 
 
-def test_without_segments_some_page_is_lost() -> None:
-    report = redo_report("0", "--one-segment")
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        "--one-segment",
+        pytest.param("--progress-per-entry", marks=pytest.mark.sweep),
+        pytest.param("--no-redo", marks=pytest.mark.sweep),
+    ],
+)
+def test_without_one_of_its_rules_some_page_is_lost(left_out: str) -> None:
+    report = redo_report("0", left_out)
 
     assert report["wrong"]

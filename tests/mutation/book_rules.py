@@ -6,8 +6,6 @@ Each scenario is clean as long as the rule stands and races without it.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import pytest
-
 from kvd.alloc.arena_order import ArenaOrder
 from kvd.alloc.band import Band
 from kvd.alloc.band_units import BandUnits, Units
@@ -20,10 +18,8 @@ from kvd.alloc.signals import Signal, copy_signal, step_signal
 from kvd.alloc.use_records import UseRecords
 from kvd.errors import RaceError
 from tests.mutation.bench import Bench
-from tests.mutation.mutant import Kill, Mutant
+from tests.mutation.mutant import Kill, Mutant, Patch, do_nothing
 from tests.mutation.scenes import Scene, W, X, back_up, left, nothing_pends, pending, vacated
-
-Patch = pytest.MonkeyPatch
 
 
 class BookRule(NamedTuple):
@@ -77,7 +73,7 @@ def pending_under_the_oldest_step(patch: Patch, bench: Bench) -> None:
     def oldest(steps: ForwardSteps) -> int:
         return steps.processed_count + 1 if steps.in_flight_count else 0
 
-    patch.setattr(ForwardSteps, "pending_key", property(oldest, ignore), raising=False)
+    patch.setattr(ForwardSteps, "pending_key", property(oldest, do_nothing), raising=False)
 
 
 def pending_comes_back_at_a_launch(patch: Patch, bench: Bench) -> None:
@@ -106,7 +102,7 @@ def the_oldest_batch_is_waited(patch: Patch, bench: Bench) -> None:
 
 
 def moves_leave_no_fence(patch: Patch, bench: Bench) -> None:
-    patch.setattr(Band, "_fence", ignore)
+    patch.setattr(Band, "_fence", do_nothing)
 
 
 def uses_stay_behind(patch: Patch, bench: Bench) -> None:
@@ -139,11 +135,7 @@ def unknown_is_nothing(patch: Patch, bench: Bench) -> None:
 
 
 def aborted_steps_keep_their_word(patch: Patch, bench: Bench) -> None:
-    patch.setattr(ChainAllocator, "abort_step", ignore)
-
-
-def ignore(*arguments: object) -> None:
-    """Stand in for what a mutant leaves out."""
+    patch.setattr(ChainAllocator, "abort_step", do_nothing)
 
 
 # ---- where it shows --------------------------------------------------------------------------

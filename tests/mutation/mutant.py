@@ -4,6 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pytest
+
+Patch = pytest.MonkeyPatch
+
+
+def do_nothing(*arguments: object, **named: object) -> None:
+    """Stand in for what a mutant leaves out."""
+
 
 class Kill(NamedTuple):
     """How the removal of a rule was noticed."""

@@ -1,41 +1,36 @@
-"""Rules that ranks and the engine keep: each left out on modelled ranks that serve a workload.
-
-Real clients and a real engine serve a short workload in a small arena, so that pages move and
-requests are retracted. The modelled device finds accesses that nothing orders, and the forwards
-find bytes that nobody wrote there.
-"""
+"""Rules that ranks and the engine keep: each left out on modelled ranks that serve a workload."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import pytest
 
 from kvd.alloc.arena_order import ArenaOrder
 from kvd.alloc.forward_steps import ForwardSteps
 from kvd.engine.stage import StageEngine
 from kvd.errors import RaceError, WorkloadError
 from kvd.testing.modelled.choice import Favour, InOrder
-from kvd.testing.modelled.ranks import ModelledStage
-from kvd.testing.modelled.replay import StageReplay
 from kvd.testing.modelled.world import World
-from kvd.testing.small_rank import STATE, SmallRank, outcome
-from kvd_client.client import Client
 from kvd_client.cursor import Cursor
 from kvd_client.device.apply import Applier
 from kvd_client.device.assembly import Assembly
 from kvd_client.launch import Step
 from kvd_client.steps import StepBook
-from kvd_proto.control import Mode
-from kvd_proto.outcomes import ClearSlots, Column, Done, Move, Outcome
+from kvd_proto.outcomes import Done, Outcome
 from tests.mutation.guard import serve_two_programs
-from tests.mutation.mutant import Kill, Mutant
-from tests.simulate.test_modelled_ranks import LIMITS, attached, requests
+from tests.mutation.mutant import Kill, Mutant, Patch, do_nothing
+from tests.mutation.served import (
+    clear_a_slot_that_moved,
+    leave_a_launch_by_an_exception,
+    serve,
+    serve_on_two_streams,
+    serve_on_two_streams_without_overlap,
+    serve_one_step_at_a_time,
+    serve_without_declaring_reads,
+)
 
 if TYPE_CHECKING:
     from kvd_client.device.port import Event, Stream
     from kvd_proto.operations import Processed
 
-Patch = pytest.MonkeyPatch
 Serve = Callable[[World], None]
 
 ORDERS: dict[str, Callable[[], World]] = {
@@ -46,71 +41,7 @@ ORDERS: dict[str, Callable[[], World]] = {
 """Whatever order the actions run in, what is not ordered is found."""
 
 
-# ---- what is served --------------------------------------------------------------------------
-
-
-def serve(world: World, *, steps_ahead: int = 2) -> None:
-    """Serve 24 requests with several steps in flight; the second rank follows."""
-    _serve(attached(world, mode=Mode.LEADER, overlap=True), steps_ahead=steps_ahead)
-
-
-def serve_one_step_at_a_time(world: World) -> None:
-    """Serve with every step processed by the batch behind its launch."""
-    serve(world, steps_ahead=0)
-
-
-def serve_without_declaring_reads(world: World) -> None:
-    """Serve with forwards that do not say when they have read the tables."""
-    with Patch.context() as patch:
-        patch.setattr(Step, "reads_done", do_nothing)
-        serve(world)
-
-
-def serve_on_two_streams(world: World) -> None:
-    """Serve with forwards that take turns on two streams."""
-    stage = attached(world, mode=Mode.LEADER, overlap=True)
-    launch = Client.launch
-    streams = {
-        rank.client: (rank.client.forward_stream, rank.device.stream("second forward"))
-        for rank in stage.ranks
-    }
-    turns = dict.fromkeys(streams, 0)
-
-    def alternate(client: Client, **named: Any) -> Any:
-        turns[client] += 1
-        return launch(client, streams[client][turns[client] % 2], **named)
-
-    with Patch.context() as patch:
-        patch.setattr(Client, "launch", alternate)
-        _serve(stage, steps_ahead=2)
-
-
-def clear_a_slot_that_moved(world: World) -> None:
-    """Move a slot that was handed out, before the launch that is to clear it."""
-    rank = SmallRank()
-    effects = [ClearSlots(Column(0)), Move(STATE, Column(0), Column(1))]
-    rank.applier.apply(1, outcome(effects, columns=[[20], [30]]))
-    rank.applier.enqueue_launch_work(rank.stream)
-    rank.settle()
-    is_clear = not rank.units(STATE)[30].any()
-    rank.close()
-    if not is_clear:
-        raise WorkloadError("state slot 30 holds bytes of whoever had it before")
-
-
-def _serve(stage: ModelledStage, *, steps_ahead: int) -> None:
-    replay = StageReplay(
-        stage, requests(24, seed=4), LIMITS, seed=4, mode=Mode.LEADER, steps_ahead=steps_ahead
-    )
-    replay.run()
-    assert replay.schedulers[0].workload.statistics().served_count == 24
-
-
 # ---- what is left out ------------------------------------------------------------------------
-
-
-def do_nothing(*arguments: object, **named: object) -> None:
-    """Stand in for what a mutant leaves out."""
 
 
 def no_read_end(patch: Patch) -> None:
@@ -129,6 +60,27 @@ def no_whole_end(patch: Patch) -> None:
     patch.setattr(Applier, "note_step", note)
 
 
+def reads_of_an_aborted_step(patch: Patch) -> None:
+    order_allocator = getattr(Step, "_order_allocator")  # noqa: B009
+
+    def trust(step: Any, end: "Event", reads_end: "Event | None") -> None:
+        order_allocator(step, end, step._reads_end)
+
+    patch.setattr(Step, "_order_allocator", trust)
+
+
+def no_waiting_for_the_end_without_overlap(patch: Patch) -> None:
+    order_allocator = getattr(Step, "_order_allocator")  # noqa: B009
+
+    def order(step: Any, end: "Event", reads_end: "Event | None") -> None:
+        if step._session.overlaps:
+            order_allocator(step, end, reads_end)
+        else:
+            step._session.applier.note_ordered_step(step.number)
+
+    patch.setattr(Step, "_order_allocator", order)
+
+
 def no_step_waits(patch: Patch) -> None:
     def pass_over(applier: Any, assembly: object, step: int) -> None:
         applier._note_waited(step)
@@ -137,7 +89,14 @@ def no_step_waits(patch: Patch) -> None:
 
 
 def no_waiting_for_effects(patch: Patch) -> None:
-    patch.setattr(Step, "_order_forward", do_nothing)
+    """Leave only the first step its wait, for the clearing of all tables."""
+    order_forward = getattr(Step, "_order_forward")  # noqa: B009
+
+    def order(step: Any) -> None:
+        if step.number == 1:
+            order_forward(step)
+
+    patch.setattr(Step, "_order_forward", order)
 
 
 def no_waiting_for_the_forward_before(patch: Patch) -> None:
@@ -251,6 +210,24 @@ RULES: tuple[RankRule, ...] = (
         "A waits the whole end of a forward that declared no reads",
         no_whole_end,
         serve_without_declaring_reads,
+    ),
+    RankRule(
+        "aborted-whole-end",
+        "A waits the whole end of a step that was left by an exception",
+        reads_of_an_aborted_step,
+        leave_a_launch_by_an_exception,
+    ),
+    RankRule(
+        "end-without-overlap",
+        "without overlap A waits the end of a forward on another stream",
+        no_waiting_for_the_end_without_overlap,
+        serve_on_two_streams_without_overlap,
+    ),
+    RankRule(
+        "launch-waits-a-without-overlap",
+        "without overlap a forward on another stream waits A",
+        no_waiting_for_effects,
+        serve_on_two_streams_without_overlap,
     ),
     RankRule("step-waits", "A waits a step where an effect says so", no_step_waits),
     RankRule(
