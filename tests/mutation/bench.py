@@ -16,6 +16,7 @@ import numpy as np
 
 from kvd.alloc.band import Moves, Units
 from kvd.alloc.chain import BandMoves, Shortage
+from kvd.alloc.checks import CheckLevel
 from kvd.alloc.clearance import (
     CLEARANCE,
     READ_CLEARANCE,
@@ -58,8 +59,9 @@ class Bench:
         *,
         clearance: Clearance = CLEARANCE,
         read_clearance: ReadClearance = READ_CLEARANCE,
+        level: CheckLevel = CheckLevel.STRICT,
     ) -> None:
-        self.chain = BOOKS.chain()
+        self.chain = BOOKS.chain(level)
         self.order = self.chain.order
         self.order.clearance = clearance
         self.order.read_clearance = read_clearance
@@ -249,6 +251,15 @@ class Bench:
         commands = self.device.commands(self.memory)
         commands.zero_units(base_bytes=0, unit_bytes=UNIT_BYTES, units=units)
         self.allocator.enqueue(commands)
+
+    def hand_out_of_the_other_band(self) -> Units:
+        """Hand the highest unit to a page of the band that grows down, and zero it there."""
+        band = self.chain.bands[1]
+        band.grow((ROOM_UNITS, UNITS))
+        units = band.acquire(1)
+        self._carry_waits()
+        self.zero(units)
+        return units
 
     def draw_back(self, units_count: int = 1) -> None:
         """Move what lies in the band's highest units to holes below."""

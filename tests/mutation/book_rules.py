@@ -4,6 +4,7 @@ Each scenario is clean as long as the rule stands and races without it.
 """
 
 from collections.abc import Callable
+from copy import copy
 from typing import NamedTuple
 
 from kvd.alloc.arena_order import ArenaOrder
@@ -17,7 +18,7 @@ from kvd.alloc.pending import PendingPages
 from kvd.alloc.signals import Signal, copy_signal, step_signal
 from kvd.alloc.use_records import UseRecords
 from kvd.errors import RaceError
-from tests.mutation.bench import Bench
+from tests.mutation.bench import ROOM_UNITS, Bench
 from tests.mutation.mutant import Kill, Mutant, Patch, do_nothing
 from tests.mutation.scenes import Scene, W, X, back_up, left, nothing_pends, pending, vacated
 
@@ -124,6 +125,13 @@ def fences_end_with_the_oldest_step(patch: Patch, bench: Bench) -> None:
     patch.setattr(ByteFences, "retire_through", retire)
 
 
+def fences_of_each_band(patch: Patch, bench: Bench) -> None:
+    """Let the other band know of no fence but its own."""
+    order = copy(bench.order)
+    order.fences = ByteFences(bench.chain.monitor)
+    patch.setattr(bench.chain.bands[1], "_order", order)
+
+
 def unknown_is_nothing(patch: Patch, bench: Bench) -> None:
     open_writes = BandUnits.open_writes
 
@@ -180,6 +188,15 @@ def two_steps_read_what_moved(bench: Bench) -> None:
     bench.process()
     bench.band.grow((1, 3))
     bench.hand_out(Consumer.ZEROING)
+
+
+def another_band_grows_there(bench: Bench) -> None:
+    """A backup reads the highest unit, which is freed and leaves for the other band."""
+    bench.live(*range(X + 1, X + ROOM_UNITS), X)
+    bench.back_up(X)
+    bench.free(X)
+    bench.chain.settle_freed()
+    assert bench.hand_out_of_the_other_band()[0] == ROOM_UNITS
 
 
 def written_by_who_knows_whom(bench: Bench) -> None:
@@ -257,6 +274,13 @@ RULES: tuple[BookRule, ...] = (
         two_steps_read_what_moved,
         (STEP_2,),
         fences_end_with_the_oldest_step,
+    ),
+    BookRule(
+        "fences-of-each-band",
+        "a fence is met by whichever band writes there next",
+        another_band_grows_there,
+        (copy_signal(1),),
+        fences_of_each_band,
     ),
     BookRule(
         "unknown-is-nothing",

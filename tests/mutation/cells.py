@@ -10,6 +10,7 @@ hangs on either alone. Those are removed together, and the scenario has to be cl
 
 from typing import NamedTuple, TypeAlias
 
+from kvd.alloc.checks import CheckLevel
 from kvd.alloc.clearance import (
     CLEARANCE,
     READ_CLEARANCE,
@@ -60,6 +61,29 @@ LEFT = "-left"
 REMOVED = Rule(Cell.NOTHING, "removed")
 STEP, COPY = step_signal(1), copy_signal(1)
 _C, _H, _R, _W = Consumer, Hazard, Reader, Writer
+STREAMS_OF: dict[Consumer | Reader | Hazard | Writer, str] = {
+    _C.FORWARD_WRITE: "second forward",
+    _C.ZEROING: "allocator",
+    _C.MOVE_DESTINATION: "allocator",
+    _C.HOST_LOAD: "load",
+    _C.PEER_WRITE: "network/receive",
+    _C.STATE_WRITE: "second forward",
+    _H.VACATED_READ: "forward",
+    _H.PENDING: "forward",
+    _H.COPY_READ: "backup",
+    _H.COPY_WRITE: "load",
+    _H.NETWORK_SEND: "network/send",
+    _H.NETWORK_RECEIVE: "network/receive",
+    _H.ALLOCATOR_WORK: "allocator",
+    _R.MOVE_SOURCE: "allocator",
+    _R.BACKUP: "backup",
+    _R.NETWORK_SEND: "network/send",
+    _W.FORWARD_WRITE: "forward",
+    _W.UNKNOWN_WRITE: "forward",
+    _W.COPY_WRITE: "load",
+    _W.NETWORK_RECEIVE: "network/receive",
+}
+"""Streams on which whoever acts acts; or what their names begin with."""
 
 Place: TypeAlias = tuple[Consumer | Reader, Hazard | Writer]
 
@@ -96,7 +120,12 @@ class CellCase(NamedTuple):
         assert isinstance(self.hazard, Writer)
         return READ_CLEARANCE[self.consumer, self.hazard].cell.value
 
-    def bench(self, *, cell: bool, companion: bool) -> Bench:
+    @property
+    def streams(self) -> tuple[str, str]:
+        """Return whose actions race without the cell: the consumer's, and the hazard's."""
+        return STREAMS_OF[self.consumer], STREAMS_OF[self.hazard]
+
+    def bench(self, *, cell: bool, companion: bool, level: CheckLevel = CheckLevel.STRICT) -> Bench:
         """Return a bench with or without the cell, and with or without what stands beside it."""
         clearance, read_clearance = dict(CLEARANCE), dict(READ_CLEARANCE)
         if not cell:
@@ -106,7 +135,7 @@ class CellCase(NamedTuple):
             else:
                 assert isinstance(self.hazard, Writer)
                 read_clearance[self.consumer, self.hazard] = REMOVED
-        bench = Bench(clearance=clearance, read_clearance=read_clearance)
+        bench = Bench(clearance=clearance, read_clearance=read_clearance, level=level)
         if not cell and self.off is not None:
             self.off(bench)
         if not companion:
@@ -220,12 +249,8 @@ def _reader_cases() -> list[CellCase]:
 
 CASES: tuple[CellCase, ...] = (*_writer_cases(), *_reader_cases())
 
-UNREACHED: dict[Place, str] = {
-    (_R.FORWARD_READ, _W.NETWORK_RECEIVE): (
-        "no book is asked before a forward reads: a request whose pages a peer writes is not run"
-    ),
-}
-"""Cells that ask for something, but of nobody who reads the table, and why."""
+UNASKED: frozenset[Place] = frozenset({(_R.FORWARD_READ, _W.NETWORK_RECEIVE)})
+"""Cells that ask for something, but that no code reads; see `tests.mutation.registry`."""
 
 
 def asking_cells() -> set[Place]:

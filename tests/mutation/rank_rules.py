@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvd.alloc.arena_order import ArenaOrder
+from kvd.alloc.band import Moves
 from kvd.alloc.forward_steps import ForwardSteps
+from kvd.engine.effects import EffectBuilder
 from kvd.engine.stage import StageEngine
 from kvd.errors import RaceError, WorkloadError
 from kvd.testing.modelled.choice import Favour, InOrder
@@ -14,8 +16,8 @@ from kvd_client.device.apply import Applier
 from kvd_client.device.assembly import Assembly
 from kvd_client.launch import Step
 from kvd_client.steps import StepBook
-from kvd_proto.outcomes import Done, Outcome
-from tests.mutation.guard import serve_two_programs
+from kvd_proto.outcomes import Done, Outcome, WriteMap
+from tests.mutation.guard import free_between_launch_and_notice, take_between_launch_and_notice
 from tests.mutation.mutant import Kill, Mutant, Patch, do_nothing
 from tests.mutation.served import (
     clear_a_slot_that_moved,
@@ -118,6 +120,16 @@ def no_moving(patch: Patch) -> None:
     patch.setattr(Assembly, "_move", do_nothing)
 
 
+def no_rebinding(patch: Patch) -> None:
+    move = EffectBuilder.move
+
+    def only_move(effects: EffectBuilder, band_index: int, moves: Moves) -> None:
+        move(effects, band_index, moves)
+        assert isinstance(getattr(effects, "_current").pop(), WriteMap)  # noqa: B009
+
+    patch.setattr(EffectBuilder, "move", only_move)
+
+
 def no_clearing_of_slots(patch: Patch) -> None:
     def forget(applier: Applier, stream: "Stream") -> object:
         return applier.take_launch_work()
@@ -134,6 +146,13 @@ def no_pending(patch: Patch) -> None:
         return 0
 
     patch.setattr(ForwardSteps, "pending_key", property(no_step, do_nothing), raising=False)
+
+
+def pending_under_the_oldest_step(patch: Patch) -> None:
+    def oldest(steps: ForwardSteps) -> int:
+        return steps.processed_count + 1 if steps.in_flight_count else 0
+
+    patch.setattr(ForwardSteps, "pending_key", property(oldest, do_nothing), raising=False)
 
 
 def no_wait_of_the_processed(patch: Patch) -> None:
@@ -247,7 +266,8 @@ RULES: tuple[RankRule, ...] = (
         serve_on_two_streams,
     ),
     RankRule("zeroing", "pages are zeroed when they are handed out", no_zeroing),
-    RankRule("moving", "bytes are moved before the tables name their new place", no_moving),
+    RankRule("moving", "what the books move is copied", no_moving),
+    RankRule("rebinding", "the tables name the new place of what moved", no_rebinding),
     RankRule("slot-clears", "a launch clears the slots that were handed out", no_clearing_of_slots),
     RankRule(
         "clears-follow-moves",
@@ -257,6 +277,11 @@ RULES: tuple[RankRule, ...] = (
     ),
     RankRule("pending-rule", "a page freed under a step in flight pends", no_pending),
     RankRule(
+        "pending-key",
+        "it pends under the newest step in flight, not an older one",
+        pending_under_the_oldest_step,
+    ),
+    RankRule(
         "launch-queue",
         "effects behind an open launch wait until it is recorded",
         no_launch_queue,
@@ -265,7 +290,13 @@ RULES: tuple[RankRule, ...] = (
         "unaware-guard",
         "effects decided without knowledge of a step wait its whole end",
         no_guard,
-        serve_two_programs,
+        free_between_launch_and_notice,
+    ),
+    RankRule(
+        "unaware-guard-in-front",
+        "and so do those in front of the step's own notice",
+        no_guard,
+        take_between_launch_and_notice,
     ),
 )
 SCENARIOS: tuple[Serve, ...] = tuple(dict.fromkeys(rule.serve for rule in RULES))
