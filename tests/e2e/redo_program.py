@@ -6,7 +6,7 @@ second one attaches as a rank of the next incarnation does, and what it leaves i
 books and with an unbroken run. Each of these options takes one rule away, and has to go wrong:
 
     --one-segment         the segments of every entry are joined
-    --progress-per-entry  the progress word is written behind an entry, not behind each segment
+    --progress-per-entry  the progress word is written behind an entry, not behind segments of it
     --no-redo             the next incarnation's applier redoes nothing
 
 Prints one line of JSON. This process has no threads, so that it may fork.

@@ -14,8 +14,7 @@ from kvd.alloc.byte_fences import ByteFences
 from kvd.alloc.chain import ChainAllocator
 from kvd.alloc.clearance import Consumer
 from kvd.alloc.forward_steps import ForwardSteps
-from kvd.alloc.pending import PendingPages
-from kvd.alloc.signals import Signal, copy_signal, step_signal
+from kvd.alloc.signals import Signal, SignalKind, copy_signal, step_signal
 from kvd.alloc.use_records import UseRecords
 from kvd.errors import RaceError
 from tests.mutation.bench import ROOM_UNITS, Bench
@@ -92,14 +91,15 @@ def settling_without_its_wait(patch: Patch, bench: Bench) -> None:
     patch.setattr(ArenaOrder, "wait_step", ArenaOrder.retire)
 
 
-def the_oldest_batch_is_waited(patch: Patch, bench: Bench) -> None:
-    settle = PendingPages.settle
+def the_oldest_of_several_steps_is_waited(patch: Patch, bench: Bench) -> None:
+    def take_waits(order: ArenaOrder) -> tuple[Signal, ...]:
+        waits: dict[Signal, None] = getattr(order, "_waits")  # noqa: B009
+        taken = tuple(waits)
+        waits.clear()
+        steps = [signal for signal in taken if signal.kind is SignalKind.STEP]
+        return tuple(signal for signal in taken if signal not in steps[1:])
 
-    def oldest(pending: PendingPages, units_min: int) -> tuple[int, list[Units]]:
-        key = pending.oldest_key
-        return key, settle(pending, units_min)[1]
-
-    patch.setattr(PendingPages, "settle", oldest)
+    patch.setattr(ArenaOrder, "take_waits", take_waits)
 
 
 def moves_leave_no_fence(patch: Patch, bench: Bench) -> None:
@@ -248,11 +248,11 @@ RULES: tuple[BookRule, ...] = (
         settling_without_its_wait,
     ),
     BookRule(
-        "settle-waits-oldest",
-        "a take waits the newest of the batches that it settles",
+        "oldest-step-waited",
+        "of several steps that are in the way the newest is waited for",
         two_batches_are_taken,
         (STEP_2,),
-        the_oldest_batch_is_waited,
+        the_oldest_of_several_steps_is_waited,
     ),
     BookRule(
         "no-fence-behind-moves",

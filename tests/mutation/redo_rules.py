@@ -46,7 +46,7 @@ RULES: tuple[RedoRule, ...] = (
     ),
     RedoRule(
         "progress-per-entry",
-        "the progress word is written behind every segment",
+        "the progress word is written behind every segment that moves",
         "--progress-per-entry",
     ),
     RedoRule("no-redo", "the next applier redoes what is not confirmed", "--no-redo"),
