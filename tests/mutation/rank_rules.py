@@ -13,7 +13,7 @@ from kvd.testing.modelled.choice import Favour, InOrder
 from kvd.testing.modelled.world import World
 from kvd_client.cursor import Cursor
 from kvd_client.device.apply import Applier
-from kvd_client.device.assembly import Assembly
+from kvd_client.device.assembly import Assembly, WaitFor
 from kvd_client.launch import Step
 from kvd_client.steps import StepBook
 from kvd_proto.outcomes import Done, Outcome, WriteMap
@@ -88,6 +88,13 @@ def no_step_waits(patch: Patch) -> None:
         applier._note_waited(step)
 
     patch.setattr(Applier, "_add_step_wait", pass_over)
+
+
+def waits_behind_what_they_guard(patch: Patch) -> None:
+    def add_wait(assembly: Assembly, event: "Event") -> None:
+        assembly.pieces.append(WaitFor(event))
+
+    patch.setattr(Assembly, "add_wait", add_wait)
 
 
 def no_waiting_for_effects(patch: Patch) -> None:
@@ -249,6 +256,11 @@ RULES: tuple[RankRule, ...] = (
         serve_on_two_streams_without_overlap,
     ),
     RankRule("step-waits", "A waits a step where an effect says so", no_step_waits),
+    RankRule(
+        "waits-in-front",
+        "a wait stands in front of the effects that it guards",
+        waits_behind_what_they_guard,
+    ),
     RankRule(
         "processed-wait",
         "the outcome of processed has every rank's A wait its own step",

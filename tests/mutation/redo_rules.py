@@ -4,6 +4,8 @@ A process applies a rearrangement to an arena and dies after its k-th action, fo
 another one takes over. Without one of these rules it finds a page that lost its bytes.
 """
 
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import NamedTuple
 
 from tests.e2e.test_redo import redo_report
@@ -19,7 +21,8 @@ class RedoRule(NamedTuple):
 
     def attack(self) -> Kill | None:
         """Kill appliers without the rule; returns how that was noticed, None if it was not."""
-        report = redo_report("0", self.option)
+        with redirect_stdout(StringIO()):
+            report = redo_report("0", self.option)
         wrong: dict[str, list[str]] = report["wrong"]
         if not wrong:
             return None
