@@ -2,7 +2,13 @@
 
 import pytest
 
+from kvd.alloc.signals import copy_signal
+from kvd_proto.operations import Evict
 from tests.mutation.operation_rules import RULES, OperationRule
+from tests.mutation.operation_scenes import admit
+from tests.mutation.operations_bench import OperationsBench
+from tests.stateful.ranks import PAGE_TOKENS, int64s
+from tests.stateful.values import FULL, backup, pages
 
 EACH = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
 COMPANIONED = [rule for rule in RULES if rule.companion is not None]
@@ -35,3 +41,14 @@ def test_without_its_rule_two_actions_race(rule: OperationRule) -> None:
 
     assert kill is not None
     print(f"{rule.name}: {kill.check}")
+
+
+def test_a_copy_is_waited_for_once_by_all_that_follow_it() -> None:
+    bench = OperationsBench()
+    bench.decide(backup(1, FULL, pages(bench.engine, FULL)), Evict(int64s([1])))
+
+    bench.decide(admit(3, 2 * PAGE_TOKENS))
+    bench.decide(admit(4, 2 * PAGE_TOKENS))
+    bench.run()
+
+    assert bench.waited == [copy_signal(1)]
