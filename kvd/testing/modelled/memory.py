@@ -13,6 +13,7 @@ from kvd.testing.modelled.shadow import Accesses, Extent, Grain, Shadow
 from kvd.testing.modelled.world import World
 from kvd_client.device.host.commands import HostCommands
 from kvd_client.device.host.memory import HostMemory
+from kvd_client.device.host_pool import HostPool
 from kvd_client.device.port import IntArray, RowTable
 from kvd_client.errors import DeviceError
 from kvd_proto.memory import StoragePlan
@@ -121,6 +122,56 @@ class ModelledCommands:
             reads=(self._memory.extent(base_bytes + sources * unit_bytes, unit_bytes),),
             writes=(self._memory.extent(base_bytes + destinations * unit_bytes, unit_bytes),),
             arrays=(sources, destinations),
+        )
+
+    def copy_in(
+        self,
+        *,
+        base_bytes: int,
+        unit_bytes: int,
+        units: IntArray,
+        pool: HostPool,
+        host_units: IntArray,
+    ) -> None:
+        """Copy places of a host pool into units; the pool's memory is not watched."""
+        piece = self._piece()
+        piece.copy_in(
+            base_bytes=base_bytes,
+            unit_bytes=unit_bytes,
+            units=units,
+            pool=pool,
+            host_units=host_units,
+        )
+        self._add(
+            f"copy {len(units)} units of {unit_bytes} bytes in",
+            piece,
+            writes=(self._memory.extent(base_bytes + units * unit_bytes, unit_bytes),),
+            arrays=(units, host_units),
+        )
+
+    def copy_out(
+        self,
+        *,
+        base_bytes: int,
+        unit_bytes: int,
+        units: IntArray,
+        pool: HostPool,
+        host_units: IntArray,
+    ) -> None:
+        """Copy units into places of a host pool; the pool's memory is not watched."""
+        piece = self._piece()
+        piece.copy_out(
+            base_bytes=base_bytes,
+            unit_bytes=unit_bytes,
+            units=units,
+            pool=pool,
+            host_units=host_units,
+        )
+        self._add(
+            f"copy {len(units)} units of {unit_bytes} bytes out",
+            piece,
+            reads=(self._memory.extent(base_bytes + units * unit_bytes, unit_bytes),),
+            arrays=(units, host_units),
         )
 
     def write_int32(

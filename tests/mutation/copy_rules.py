@@ -1,0 +1,166 @@
+"""Waits of a rank's copy streams: each left out beside what it keeps the copy apart from.
+
+An applier on the modelled device is given effects as the daemon decides them. LD and BK run behind
+what A was given before and behind every forward that was launched; A waits a copy where an effect
+says so.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kvd.errors import RaceError
+from kvd.testing.modelled.choice import InOrder
+from kvd.testing.modelled.device import ModelledDevice, ModelledWork
+from kvd.testing.modelled.shadow import Accesses
+from kvd.testing.modelled.world import World
+from kvd.testing.small_rank import FULL, PLAN, TOTAL_BYTES, outcome
+from kvd_client.device.apply import Applier
+from kvd_client.device.copies import CopyWork, HostCopies
+from kvd_client.device.port import Event
+from kvd_proto.outcomes import AnyEffect, Column, Copy, CopyStream, Wait, Zero
+from tests.mutation.mutant import Kill, Mutant, Patch
+
+UNIT = 20
+PLACES = 4
+UNITS, HOST = Column(0), Column(1)
+
+
+class CopyBench:
+    """An applier, a forward stream, and a pool for the full band."""
+
+    def __init__(self) -> None:
+        self.world = World(InOrder())
+        device = ModelledDevice(self.world, declares_only=True)
+        self._memory = device.allocate(TOTAL_BYTES)
+        self._forward = device.stream("forward")
+        self._applier = Applier(
+            device=device,
+            memory=self._memory,
+            plan=PLAN,
+            stream=device.stream("allocator"),
+            overlaps=True,
+        )
+        self._applier.copies.add_pool(PLAN.bands[FULL].name, PLACES)
+
+    def apply(self, *effects: AnyEffect) -> None:
+        """Enqueue an entry's effects on the unit that all of this is about."""
+        self._applier.apply(self._applier.applied + 1, outcome(effects, columns=[[UNIT], [0]]))
+
+    def launch(self) -> None:
+        """Launch a forward that writes the unit and reads no tables."""
+        reads_end = self._forward.record()
+        unit_bytes = PLAN.bands[FULL].unit_bytes
+        accesses = Accesses(writes=(self._memory.extent([UNIT * unit_bytes], unit_bytes),))
+        self._forward.submit(ModelledWork("forward", lambda: accesses))
+        self._applier.note_step(1, self._forward.record(), barrier=reads_end)
+
+
+def back_up_behind_a_forward(bench: CopyBench) -> None:
+    """A running forward writes the unit that is to be backed up."""
+    bench.launch()
+    bench.apply(Copy(1, CopyStream.BACKUP, FULL, UNITS, HOST))
+
+
+def load_behind_a_forward(bench: CopyBench) -> None:
+    """A running forward writes the unit that is to be loaded."""
+    bench.launch()
+    bench.apply(Copy(1, CopyStream.LOAD, FULL, UNITS, HOST))
+
+
+def load_behind_zeroing(bench: CopyBench) -> None:
+    """The unit is zeroed and loaded."""
+    bench.apply(Zero(FULL, UNITS), Copy(1, CopyStream.LOAD, FULL, UNITS, HOST))
+
+
+def back_up_behind_zeroing(bench: CopyBench) -> None:
+    """The unit is zeroed by one entry and backed up by the next."""
+    bench.apply(Zero(FULL, UNITS))
+    bench.apply(Copy(1, CopyStream.BACKUP, FULL, UNITS, HOST))
+
+
+def zero_behind_a_backup(bench: CopyBench) -> None:
+    """The unit is backed up, freed and handed out."""
+    bench.apply(Copy(1, CopyStream.BACKUP, FULL, UNITS, HOST))
+    bench.apply(Wait(copy=1), Zero(FULL, UNITS))
+
+
+def zero_behind_a_load(bench: CopyBench) -> None:
+    """The unit is loaded, given up and handed out, all in one entry."""
+    bench.apply(Copy(1, CopyStream.LOAD, FULL, UNITS, HOST), Wait(copy=1), Zero(FULL, UNITS))
+
+
+def _starting_behind(
+    choose: Callable[[Sequence[Event]], Sequence[Event]],
+) -> Callable[[Patch], None]:
+    """Let copies start behind some of the events that they should start behind."""
+    start = HostCopies.start
+
+    def remove(patch: Patch) -> None:
+        def early(copies: HostCopies, work: CopyWork, behind: Sequence[Event]) -> None:
+            start(copies, work, choose(behind))
+
+        patch.setattr(HostCopies, "start", early)
+
+    return remove
+
+
+beside_forwards = _starting_behind(lambda behind: behind[:1])
+beside_the_allocator = _starting_behind(lambda behind: behind[1:])
+
+
+def no_copy_waits(patch: Patch) -> None:
+    def over(copies: Any, copy: int) -> None:
+        return None
+
+    patch.setattr(HostCopies, "end_of", over)
+
+
+class CopyRule(NamedTuple):
+    """A wait, how to do without it, and the effects for which it is there."""
+
+    name: str
+    removes: str
+    scene: Callable[[CopyBench], None]
+    remove: Callable[[Patch], None]
+
+    def play(self) -> None:
+        """Play with every wait in place; raises RaceError."""
+        bench = CopyBench()
+        self.scene(bench)
+        bench.world.run()
+
+    def attack(self) -> Kill | None:
+        """Play without the wait; returns how that was noticed, None if it was not."""
+        bench = CopyBench()
+        with Patch.context() as patch:
+            self.remove(patch)
+            self.scene(bench)
+        try:
+            bench.world.run()
+        except RaceError as error:
+            return Kill(error.message, bench.world.ran_count)
+        return None
+
+    @property
+    def mutant(self) -> Mutant:
+        """Return the wait's removal."""
+        return Mutant(
+            name=self.name,
+            removes=self.removes,
+            test=f"test_copy_rules.py::test_without_its_wait_two_actions_race[{self.name}]",
+            attack=self.attack,
+        )
+
+
+RULES: tuple[CopyRule, ...] = (
+    CopyRule("backup-waits-f", "BK waits the tail of F", back_up_behind_a_forward, beside_forwards),
+    CopyRule("load-waits-f", "LD waits the tail of F", load_behind_a_forward, beside_forwards),
+    CopyRule("load-waits-a", "LD waits A's position", load_behind_zeroing, beside_the_allocator),
+    CopyRule(
+        "backup-waits-a", "BK waits A's position", back_up_behind_zeroing, beside_the_allocator
+    ),
+    CopyRule(
+        "copy-wait", "A waits a copy where an effect says so", zero_behind_a_backup, no_copy_waits
+    ),
+    CopyRule("copy-wait-within", "also one of the same entry", zero_behind_a_load, no_copy_waits),
+)
