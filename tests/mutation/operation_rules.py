@@ -234,7 +234,7 @@ RULES: tuple[OperationRule, ...] = (
     ),
     OperationRule(
         "receive-behind-zeroing",
-        "a peer is told a place once A reached the entry that says so",
+        "a peer is told a place once A reached the entry that says so, which is the engine's part",
         receive_behind_zeroing,
         peers_beside_the_allocator,
     ),

@@ -26,6 +26,8 @@ NOT_COUNTED: dict[str, str] = {
     "less; test_cells.py compares the rows",
     "c5-h1, c5-h2 and c5-h7 through operations": "what a peer is to write is live, so it neither "
     "pends nor is vacated, and a second receive of a place that is held is refused",
+    "PEER_WRITE behind A, in kvd": "places are resolved at once, and the engine waits until every "
+    "rank ran the entry before it tells a peer; the benches play that engine",
     "r4-load": "F waits A, and a load's pages are a value's, which no forward reads yet",
     "the order of Move and WriteMap in a segment": "equivalent: A runs both before any forward "
     "that is launched behind them, and redo begins at the head of the segment",
