@@ -163,7 +163,7 @@ def _free_some(chain: ChainAllocator, random: Random) -> None:
     chain.owner.release(array(*ending))
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds(), st.integers(0, 1 << 32), st.data())
 def test_room_is_made_on_bytes_of_nobody(world: World, seed: int, data: st.DataObject) -> None:
     chain, memory = _play(world, Random(seed), steps=6)

@@ -310,9 +310,9 @@ def test_a_relief_that_needs_sent_units_to_move_names_the_transfers_and_changes_
     chain = engine.chain
     for number, band in enumerate((LONG_WINDOW, 2), 1):
         engine.decide(0, post(number, band, pages(engine, band)))
-    count = 0
+    count = chain.owner.hole_units
     while True:
-        count += 1
+        count += 4
         demand = (0, 0, 0, count)
         chain.settle_freed()
         before = _books(engine)

@@ -100,13 +100,13 @@ def test_a_request_that_barely_fits_alone_is_grown_a_token_at_a_time(
     # Chunks of its answer would need more of the window's pages than there are bytes left.
     fits = [
         request
-        for output_tokens in range(40_000, 44_000, 64)
+        for output_tokens in range(40_000, 44_000, 256)
         if not Filler(storage).admit(request := TraceRequest(1, 200, output_tokens))
     ]
 
     cost = Costs(storage).of(fits[-1])
 
-    assert 0 < len(fits) < 63
+    assert 0 < len(fits) < 16
     assert cost is not None
     assert cost.held_units[1] == full_pages(fits[-1:])
 
