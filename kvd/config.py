@@ -39,6 +39,7 @@ from kvd.setting import (
     UidList,
     WholeNumber,
     check_socket_path,
+    default_runtime_dir,
     derived,
     parse_setting,
     setting,
@@ -138,6 +139,12 @@ class ServeSettings:
         WholeNumber((1_000, _HOUR_MS)),
         "how long a dead rank's streams may stay busy before its memory is quarantined; a kernel "
         "was seen to write on for 6 s through a forked child",
+    )
+    survivor_wait_ms: int = setting(
+        600_000,
+        WholeNumber((0, 24 * _HOUR_MS)),
+        "how long the memory of a group without ranks is kept for the values in it; then it is "
+        "given back, and they are lost",
     )
     drain_wait_ms: int = setting(
         10_000,
@@ -425,7 +432,7 @@ def _strongest(
 def _derive_paths(values: dict[str, object], environ: Mapping[str, str]) -> None:
     """Replace ``auto`` by the value it stands for, then check the length of socket paths."""
     if values["runtime_dir"] == AUTO:
-        values["runtime_dir"] = _default_runtime_dir(environ)
+        values["runtime_dir"] = default_runtime_dir(environ)
     runtime_dir = cast("Path", values["runtime_dir"])
     if values["socket_path"] == AUTO:
         values["socket_path"] = runtime_dir / "kvd.sock"
@@ -436,16 +443,6 @@ def _derive_paths(values: dict[str, object], environ: Mapping[str, str]) -> None
             values[name] = Path(f"{values['socket_path']}{suffix}")
     for name in ("socket_path", "hold_path", "stats_path", "descriptor_path"):
         check_socket_path(cast("Path", values[name]), name=name)
-
-
-def _default_runtime_dir(environ: Mapping[str, str]) -> Path:
-    system_dir = Path("/run/kvd")
-    if system_dir.is_dir() and os.access(system_dir, os.W_OK | os.X_OK):
-        return system_dir
-    session_dir = environ.get("XDG_RUNTIME_DIR", "")
-    if session_dir.startswith("/"):
-        return Path(session_dir) / "kvd"
-    return Path(f"/tmp/kvd-{os.getuid()}")
 
 
 def _read_file(file: Path) -> dict[str, object]:

@@ -337,3 +337,14 @@ def _whole_number(raw: object) -> int | None:
         if digits.isascii() and digits.isdigit() and len(digits) <= 20:
             return int(raw)
     return None
+
+
+def default_runtime_dir(environ: Mapping[str, str]) -> Path:
+    """Return where sockets lie if nothing says otherwise."""
+    system_dir = Path("/run/kvd")
+    if system_dir.is_dir() and os.access(system_dir, os.W_OK | os.X_OK):
+        return system_dir
+    session_dir = environ.get("XDG_RUNTIME_DIR", "")
+    if session_dir.startswith("/"):
+        return Path(session_dir) / "kvd"
+    return Path(f"/tmp/kvd-{os.getuid()}")

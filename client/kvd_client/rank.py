@@ -148,6 +148,11 @@ class Rank:
         return self.welcome.epoch
 
     @property
+    def values(self) -> tuple[int, ...]:
+        """Return the values of the incarnation before that survived, ascending."""
+        return self.welcome.values
+
+    @property
     def incarnation(self) -> int:
         """Return the number of the group's incarnation."""
         return self.welcome.incarnation

@@ -126,6 +126,30 @@ class Band(BandUnits):
         self.start_index, self.end_index = start, end
         self.epoch_count += 1
 
+    def adopt(self, virtual: Units, physical: Units) -> None:
+        """Begin with units that are bound already, in the least span that holds them.
+
+        Everything else in the span is a hole. The band is empty and was never used.
+        """
+        assert self.start_index == self.end_index
+        if not virtual.size:
+            return
+        start, end = int(physical.min()), int(physical.max()) + 1
+        if self.geometry.kind is BandKind.GROW_UP:
+            start = self.start_index
+        elif self.geometry.kind is BandKind.GROW_DOWN:
+            end = self.end_index
+        self.grow((start, end))
+        for unit in physical.tolist():
+            self._holes.remove_range(*self._places(unit, unit + 1))
+        self._owner_of[physical] = virtual
+        self._physical_of[virtual] = physical
+        self.hole_units -= virtual.size
+        self.live_units += virtual.size
+        if self.free_ids is not None:
+            self.free_ids.remove(virtual)
+        self.epoch_count += 1
+
     def rearrange(self, span: Span) -> Moves | None:
         """Make ``span`` the band's span: live units outside it move to its lowest free places.
 

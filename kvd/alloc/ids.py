@@ -55,6 +55,14 @@ class FreeIds:
             self._ring[: end - size] = ids[split:]
         self._count += ids.size
 
+    def remove(self, ids: Ids) -> None:
+        """Take ids that are free out of the ring; the others keep their order."""
+        kept = self.ids()
+        kept = kept[np.isin(kept, ids, invert=True)]
+        assert kept.size == self._count - ids.size
+        self._count = 0
+        self.give(kept)
+
     def ids(self) -> Ids:
         """Return all free ids in hand-out order; for checks."""
         order = (self._head + np.arange(self._count)) % self._ring.size

@@ -70,6 +70,22 @@ class ValueTable:
             return np.array([value.slot] if value.slot else [], dtype=np.int64)
         return value.pages if index == self.chain.owner_index else value.bound[index]
 
+    def adopt(self, others: "ValueTable", numbers: tuple[int, ...]) -> None:
+        """Take over values of a table whose incarnation has ended, where they lie.
+
+        The chain is as at a start. Numbers go on: what was a value once is never another.
+        """
+        self.numbers.highest = others.numbers.highest
+        for number in numbers:
+            other = others.of_number[number]
+            # Nothing that could write it is left, so it is sealed for good.
+            self.of_number[number] = Value(
+                pages=other.pages, bound=other.bound, slot=other.slot, launched_count=0
+            )
+        for index, band in enumerate(self.chain.bands):
+            virtual = self.ids(index)
+            band.adopt(virtual, others.chain.bands[index].physical(virtual))
+
     def evict(self, numbers: list[int]) -> list[Freed]:
         """Give up values that are there, each once; return, per band, the ids that came back."""
         values = [self.of_number.pop(number) for number in numbers]

@@ -251,7 +251,8 @@ class Incarnation:
     def legacy(self) -> Legacy:
         """Return what this incarnation, which has ended, leaves to the next on its memory."""
         assert self.ended is not None
-        log, engine = self.log, self.engine.survivor()
+        confirmed_position = min(self.confirmed.get(rank, 0) for rank in self.applied)
+        log, engine = self.log, self.engine.survivor(confirmed_position)
         if engine is None:
             return Legacy(log.end_position)
         return Legacy(
@@ -260,13 +261,6 @@ class Incarnation:
             tuple(log.records(log.first_position, log.end_position)),
             dict(self.confirmed),
         )
-
-    def sealed_values(self, confirmed_position: int) -> tuple[int, ...]:
-        """Return the values that may survive, where all ranks' effects have run up to a position.
-
-        Their bytes are what they should be on every rank.
-        """
-        return self.engine.uses.sealed_values(confirmed_position)
 
     # ---- inside ---------------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ class StageEngine:
         ``idle_moves_max`` and ``batch_moves_max`` bound the units that an ``idle`` and a
         ``batch_end`` move in order to draw frontiers back; 0 moves nothing unasked.
         """
+        self._storage = storage
         sized, plan = storage.sized, storage.storage
         lifetimes = tuple(band.lifetime for band in plan.bands)
         self.stage_index = plan.stage_index
@@ -168,14 +169,24 @@ class StageEngine:
 
     # ---- between incarnations -------------------------------------------------------------------
 
-    def survivor(self) -> "StageEngine | None":
+    def survivor(self, confirmed_position: int) -> "StageEngine | None":
         """Return an engine with what survives the end of the incarnation; None if nothing does.
 
-        It is as at a start but for the values in it: without requests, promises and steps. Only
-        values that are sealed on every rank may survive (`PageUses.sealed_values`); nothing takes
-        them over yet, so everything ends with its incarnation.
+        It is as at a start but for the values in it: without requests, promises and steps. Those
+        values survive that are sealed on every rank, on which effects have run up to a position at
+        least. What a peer may still touch is no concern: its access ends with the rank's processes.
         """
-        return None
+        numbers = self.uses.sealed_values(confirmed_position)
+        if not numbers:
+            return None
+        survivor = StageEngine(
+            self._storage,
+            level=self.monitor.level,
+            idle_moves_max=self._idle_moves_max,
+            batch_moves_max=self._batch_moves_max,
+        )
+        survivor.requests.values.adopt(self.requests.values, numbers)
+        return survivor
 
     def bindings(self) -> Outcome:
         """Return effects that write every live binding into tables that were cleared."""

@@ -264,6 +264,7 @@ def group_settings(
         group_wait_ms=serve.group_wait_ms,
         lag_wait_ms=serve.lag_wait_ms,
         quiet_wait_ms=serve.quiet_wait_ms,
+        survivor_wait_ms=serve.survivor_wait_ms,
         heartbeat_ms=serve.heartbeat_ms,
         frame_bytes_max=serve.frame_bytes_max,
         arenas=arenas,

@@ -46,6 +46,7 @@ class GroupSettings:
     group_wait_ms: int
     lag_wait_ms: int
     quiet_wait_ms: int
+    survivor_wait_ms: int
     heartbeat_ms: int
     frame_bytes_max: int
     arenas: Arenas
@@ -221,6 +222,7 @@ class Group:
                 self._welcome(session, storage, asked[key], asked[minimum], minimum),
                 position=legacies[session.hello.stage].end_position,
                 redo=redo.get(key, b""),
+                values=tuple(self.running.stages[key[0]].engine.requests.values.of_number),
             )
             for key, session in sessions.items()
         }

@@ -137,6 +137,7 @@ class GroupMemory:
 
     def end(self, stages: tuple[Incarnation, ...], leaving: list[Leaving]) -> None:
         """Take in that an incarnation is over, and what its ranks leave."""
+        self.note_confirmed(stages)  # as of now: what was sealed since the last look survives, too
         self._legacies = tuple(incarnation.legacy() for incarnation in stages)
         self.leaving += leaving
 
@@ -167,6 +168,10 @@ class GroupMemory:
             if problem:
                 self.problems.append(problem)
         self._arenas, self._plans, self._places, self._legacies = {}, (), {}, ()
+
+    def forget_survivors(self) -> None:
+        """Let nothing survive any more."""
+        self._legacies = tuple(legacy.without_survivors() for legacy in self._legacies)
 
     def blockers(self) -> str:
         """Return who keeps the memory of the last incarnation and why, in words."""

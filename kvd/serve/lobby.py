@@ -281,7 +281,19 @@ class Lobby:
             self._loop.call_later(poll_s, self._release, group)
             return
         self._start_if_ready(group)
+        if memory.has_survivors and group.running is None:
+            wait_s = self._settings.survivor_wait_ms / 1000
+            self._loop.call_later(wait_s, self._forget, group, group.incarnation_count)
         self._drop_if_empty(group)
+
+    def _forget(self, group: Group, incarnation_count: int) -> None:
+        """Give up what survived an incarnation, unless another has begun on it or is about to."""
+        if group.running or group.waiting or group.incarnation_count != incarnation_count:
+            return
+        if group.memory.has_survivors and not group.memory.leaving:
+            group.memory.forget_survivors()
+            self._log(f"event=survivors_lost group={group.name} reason='nobody came for them'")
+            self._drop_if_empty(group)
 
     def _drop_if_empty(self, group: Group) -> None:
         if group.is_empty and self.groups.get(group.name) is group:

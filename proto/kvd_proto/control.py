@@ -118,6 +118,8 @@ class Welcome(Control, frozen=True, tag="welcome", omit_defaults=True):
     """Body of a reply with the entries of the log before that this rank's memory may lack: they are
     redone first, from the segment behind its progress word on. Empty when nothing survived. Tables
     are cleared in any case; where something survived, the new log starts with its bindings."""
+    values: tuple[int, ...] = ()
+    """Values of the incarnation before that survived, and may be evicted by their numbers."""
     check_level: Literal["off", "warn", "strict"] = "off"
     """The daemon's setting: with ``strict`` a rank compares its tables with the books at idle."""
 

@@ -323,6 +323,7 @@ SAMPLES: dict[str, Struct] = {
         minimum_rank=1,
         plan=_PLAN,
         redo=b"\x92\x07\x90",
+        values=(4, 9),
         check_level="strict",
     ),
     "control.ping": Ping(),

@@ -26,7 +26,7 @@ from kvd_proto.memory import Lifetime
 Picture: TypeAlias = Any
 """Nested tuples that are equal exactly when all state is."""
 
-REMEMBERED = ("_snapshot", "_facts")
+REMEMBERED = ("_snapshot", "_facts", "_storage")
 """What is kept of other state to save work; chain.snapshot_fresh compares it with that state."""
 
 PRIMES = (2, 3, 5, 7, 11, 13)

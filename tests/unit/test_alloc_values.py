@@ -107,3 +107,32 @@ def test_a_value_without_a_slot_names_none() -> None:
     table.insert(1, int(table.names.rows_of([1])[0]))
     assert table.values.get(1).slot == 0
     assert np.array_equal(table.values.ids(0), table.values.ids(1))
+
+
+def test_values_are_taken_over_where_they_lie_and_everything_else_is_free() -> None:
+    before, after = _with_value(), THREE.table()
+    after.values.adopt(before.values, (3,))
+    after.holdings.check()
+    for old, new in zip(before.chain.bands, after.chain.bands, strict=True):
+        ids = old.bound_ids()
+        assert new.bound_ids().tolist() == ids.tolist()
+        assert new.physical(ids).tolist() == old.physical(ids).tolist()
+    assert after.live_count == 0
+    assert len(after.rows.free) == THREE.row_count - 1
+    with pytest.raises(OperationError, match="highest so far is 3"):
+        after.values.numbers.check_new(3)
+    after.values.evict([3])
+    after.chain.settle_freed()
+    after.holdings.check()
+    fresh = THREE.table().chain
+    assert [end - start for start, end in after.chain.spans] == [0, 0, 0]
+    assert [len(band.free_ids or ()) for band in after.chain.bands] == [
+        len(band.free_ids or ()) for band in fresh.bands
+    ]
+
+
+def test_a_value_that_is_not_taken_over_leaves_no_trace() -> None:
+    before, after = _with_value(), THREE.table()
+    after.values.adopt(before.values, ())
+    after.holdings.check()
+    assert [band.live_units for band in after.chain.bands] == [0, 0, 0]

@@ -33,7 +33,7 @@ def following(legacy: Legacy, *, ring: int = 0) -> Incarnation:
     )
 
 
-def everything(engine: StageEngine) -> StageEngine:
+def everything(engine: StageEngine, confirmed_position: int) -> StageEngine:
     return engine
 
 

@@ -245,10 +245,10 @@ def test_a_value_is_sealed_where_its_insertion_and_its_last_step_have_passed_on_
     rank.send(Launch(1, 0))
     rank.send(VALUE[2])
     inserted = rank.position - 1
-    assert world.sealed_values(rank.position) == ()
+    assert world.engine.uses.sealed_values(rank.position) == ()
     rank.send(Processed(1))
     processed = rank.position - 1
-    sealed = [world.sealed_values(position) for position in range(rank.position + 1)]
+    sealed = [world.engine.uses.sealed_values(position) for position in range(rank.position + 1)]
     assert sealed == [()] * processed + [(1,)] * (rank.position + 1 - processed)
     assert inserted < processed
 
@@ -323,11 +323,11 @@ def test_an_aborted_step_may_have_written_any_value() -> None:
     rank.send(*VALUE)
     rank.send(Admit(int64s([2]), int32s([8]), int32s([8]), int32s([8])))
     rank.send(Launch(1, 0, WriteSet.REQUESTS, int64s([2])))
-    assert world.sealed_values(rank.position) == (1,)
+    assert world.engine.uses.sealed_values(rank.position) == (1,)
     world.fact(0, encode(StepAborted(1)))
-    assert world.sealed_values(rank.position) == ()
+    assert world.engine.uses.sealed_values(rank.position) == ()
     rank.send(Processed(1))
-    assert world.sealed_values(rank.position) == (1,)
+    assert world.engine.uses.sealed_values(rank.position) == (1,)
 
 
 def test_a_read_by_a_peer_leaves_a_value_sealed() -> None:

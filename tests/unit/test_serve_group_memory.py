@@ -47,7 +47,7 @@ def places(count: int, place: str = "") -> dict[tuple[int, int], str]:
     return {(0, rank): place for rank in range(count)}
 
 
-def everything(engine: StageEngine) -> StageEngine:
+def everything(engine: StageEngine, confirmed_position: int) -> StageEngine:
     """Let everything survive."""
     return engine
 
