@@ -22,7 +22,8 @@ from tests.mutation.mutant import Kill, Mutant, Patch
 
 UNIT = 20
 PLACES = 4
-UNITS, HOST = Column(0), Column(1)
+UNITS, HOST, OTHER_UNITS = Column(0), Column(1), Column(2)
+"""Columns of every entry: the unit that all of this is about, its place in the pool, another."""
 
 
 class CopyBench:
@@ -42,9 +43,12 @@ class CopyBench:
         )
         self._applier.copies.add_pool(PLAN.bands[FULL].name, PLACES)
 
-    def apply(self, *effects: AnyEffect) -> None:
-        """Enqueue an entry's effects on the unit that all of this is about."""
-        self._applier.apply(self._applier.applied + 1, outcome(effects, columns=[[UNIT], [0]]))
+    def apply(self, *entries: Sequence[AnyEffect]) -> None:
+        """Enqueue the effects of entries as one reply."""
+        columns = [[UNIT], [0], [UNIT + 1]]
+        self._applier.apply_reply(
+            self._applier.applied + 1, [outcome(effects, columns=columns) for effects in entries]
+        )
 
     def launch(self) -> None:
         """Launch a forward that writes the unit and reads no tables."""
@@ -58,35 +62,41 @@ class CopyBench:
 def back_up_behind_a_forward(bench: CopyBench) -> None:
     """A running forward writes the unit that is to be backed up."""
     bench.launch()
-    bench.apply(Copy(1, CopyStream.BACKUP, FULL, UNITS, HOST))
+    bench.apply([Copy(1, CopyStream.BACKUP, FULL, UNITS, HOST)])
+
+
+def back_up_ahead_of_a_wait(bench: CopyBench) -> None:
+    """The same, and a later entry of the reply has A wait for that forward."""
+    bench.launch()
+    bench.apply([Copy(1, CopyStream.BACKUP, FULL, UNITS, HOST)], [Wait(1), Zero(FULL, OTHER_UNITS)])
 
 
 def load_behind_a_forward(bench: CopyBench) -> None:
     """A running forward writes the unit that is to be loaded."""
     bench.launch()
-    bench.apply(Copy(1, CopyStream.LOAD, FULL, UNITS, HOST))
+    bench.apply([Copy(1, CopyStream.LOAD, FULL, UNITS, HOST)])
 
 
 def load_behind_zeroing(bench: CopyBench) -> None:
     """The unit is zeroed and loaded."""
-    bench.apply(Zero(FULL, UNITS), Copy(1, CopyStream.LOAD, FULL, UNITS, HOST))
+    bench.apply([Zero(FULL, UNITS), Copy(1, CopyStream.LOAD, FULL, UNITS, HOST)])
 
 
 def back_up_behind_zeroing(bench: CopyBench) -> None:
     """The unit is zeroed by one entry and backed up by the next."""
-    bench.apply(Zero(FULL, UNITS))
-    bench.apply(Copy(1, CopyStream.BACKUP, FULL, UNITS, HOST))
+    bench.apply([Zero(FULL, UNITS)])
+    bench.apply([Copy(1, CopyStream.BACKUP, FULL, UNITS, HOST)])
 
 
 def zero_behind_a_backup(bench: CopyBench) -> None:
     """The unit is backed up, freed and handed out."""
-    bench.apply(Copy(1, CopyStream.BACKUP, FULL, UNITS, HOST))
-    bench.apply(Wait(copy=1), Zero(FULL, UNITS))
+    bench.apply([Copy(1, CopyStream.BACKUP, FULL, UNITS, HOST)])
+    bench.apply([Wait(copy=1), Zero(FULL, UNITS)])
 
 
 def zero_behind_a_load(bench: CopyBench) -> None:
     """The unit is loaded, given up and handed out, all in one entry."""
-    bench.apply(Copy(1, CopyStream.LOAD, FULL, UNITS, HOST), Wait(copy=1), Zero(FULL, UNITS))
+    bench.apply([Copy(1, CopyStream.LOAD, FULL, UNITS, HOST), Wait(copy=1), Zero(FULL, UNITS)])
 
 
 def _starting_behind(
@@ -154,6 +164,12 @@ class CopyRule(NamedTuple):
 
 RULES: tuple[CopyRule, ...] = (
     CopyRule("backup-waits-f", "BK waits the tail of F", back_up_behind_a_forward, beside_forwards),
+    CopyRule(
+        "backup-waits-f-first",
+        "also where A waits for it later in the same reply",
+        back_up_ahead_of_a_wait,
+        beside_forwards,
+    ),
     CopyRule("load-waits-f", "LD waits the tail of F", load_behind_a_forward, beside_forwards),
     CopyRule("load-waits-a", "LD waits A's position", load_behind_zeroing, beside_the_allocator),
     CopyRule(

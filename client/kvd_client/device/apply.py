@@ -135,6 +135,9 @@ class Applier:
         self._ends: dict[int, Event] = {}
         self._pid = os.getpid()
         self._newest_step = 0
+        self._forward_end: Event | None = None
+        """The end of the newest launched step, whether the stream waits for it or not: a copy that
+        precedes such a wait in a reply does not."""
         self._launch_work = LaunchWork(NOTHING, NOTHING)
 
     @property
@@ -262,9 +265,10 @@ class Applier:
                 self._stream.wait(end)
         elif isinstance(piece, CopyWork):
             # Every forward launched so far is recorded: effects beyond one that is not are queued.
-            forward_end = self._ends.get(self._newest_step)
-            here = self._stream.record()
-            self.copies.start(piece, [here] if forward_end is None else [here, forward_end])
+            behind = [self._stream.record()]
+            if self._forward_end is not None and not self._forward_end.reached:
+                behind.append(self._forward_end)
+            self.copies.start(piece, behind)
         else:
             self._stream.enqueue(piece)
 
@@ -286,7 +290,7 @@ class Applier:
         the end itself. A later step's barrier takes its place, because it lies behind it.
         """
         self._newest_step = step
-        self._ends[step] = end
+        self._forward_end = self._ends[step] = end
         if barrier is not None:
             self._barrier = barrier
         for earlier in list(self._ends):
@@ -297,6 +301,7 @@ class Applier:
     def note_ordered_step(self, step: int) -> None:
         """Take note of a launched step that everything enqueued from now on runs behind."""
         self._newest_step = step
+        self._forward_end = None
 
     def take_launch_work(self) -> LaunchWork:
         """Return what effects asked of the next launch, and forget it."""
