@@ -4,8 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvd.testing.small_rank import FULL, PLAN, STATE, SmallRank, outcome
-from kvd_client.device.apply import read_progress
+from kvd.testing.modelled.choice import InOrder
+from kvd.testing.modelled.device import ModelledDevice
+from kvd.testing.modelled.world import World
+from kvd.testing.small_rank import FULL, PLAN, STATE, TOTAL_BYTES, SmallRank, outcome
+from kvd_client.device.apply import Applier, read_progress
 from kvd_client.device.redo import redo
 from kvd_client.errors import ReplyError
 from kvd_proto.outcomes import (
@@ -16,6 +19,7 @@ from kvd_proto.outcomes import (
     Copy,
     CopyStream,
     Entry,
+    Move,
     Outcome,
     ResetRows,
     Wait,
@@ -120,3 +124,27 @@ def test_a_gap_before_what_came_is_refused_with_nothing_done(
         run(rank, ZEROES[:1] if applied_count == 3 else ZEROES, first_position=first_position)
 
     assert (rank.memory.bytes == before).all()
+
+
+def test_a_segment_that_moves_and_then_waits_is_confirmed_before_the_next() -> None:
+    world = World(InOrder())
+    device = ModelledDevice(world)
+    memory = device.allocate(TOTAL_BYTES)
+    stream, forward = device.stream("allocator"), device.stream("forward")
+    applier = Applier(device=device, memory=memory, plan=PLAN, stream=stream, overlaps=True)
+    applier.note_step(1, forward.record())
+    moves = [Move(FULL, Column(0), Column(1)), Wait(1)]
+
+    applier.apply_reply(
+        1, [ZEROES[0], outcome(moves, [Zero(FULL, Column(0))], columns=[[30], [31]])]
+    )
+    world.run()
+
+    labels = [action.label.partition(" [")[0] for action in world.played]
+    assert [label for label in labels if label.startswith("write words")] == [
+        "write words (1, 0)",
+        "write words (2, 0)",
+        "write words (2, 1)",
+    ]
+    assert labels[-3] == "write words (2, 0)"
+    assert labels[-2].startswith("zero 1 units")

@@ -204,6 +204,7 @@ class Assembly:
         """
         self._progress = (position, segment_index)
         if self._has_moved:
+            self._has_moved = False
             self._write_progress()
 
     def finish(self) -> None:
@@ -271,7 +272,7 @@ class Assembly:
 
     def _write_progress(self) -> None:
         assert self._progress is not None
-        self._piece_empty = self._has_moved = False
+        self._piece_empty = False
         self._commands.write_words(
             offset_bytes=self._plan.region.progress.offset_bytes, values=self._progress
         )
