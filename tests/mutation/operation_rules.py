@@ -68,10 +68,16 @@ class OperationRule(NamedTuple):
     refusal: str = ""
     """What turns it down with the companion left out alone."""
 
-    def play(self, *, rule: bool, companion: bool) -> tuple[OperationsBench, str, RaceError | None]:
+    def play(
+        self,
+        *,
+        rule: bool,
+        companion: bool,
+        new_bench: Callable[[], OperationsBench] = OperationsBench,
+    ) -> tuple[OperationsBench, str, RaceError | None]:
         """Play; returns the bench, why the last operation was turned down, and the race."""
         with Patch.context() as patch:
-            bench = OperationsBench()
+            bench = new_bench()
             if not rule:
                 self.remove(patch, bench)
             if not companion:

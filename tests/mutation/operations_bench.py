@@ -83,18 +83,19 @@ class OperationsBench:
         self._touch(
             self._forward, f"step {step}", reads=places, writes=places, reads_sink=reads_sink
         )
-        self._ends[step_signal(step)] = self._forward.record()
+        self._note_end(step)
 
     def process(self) -> None:
         """Process the oldest step in flight."""
         step = self.engine.chain.steps.processed_count + 1
-        self._ends[step_signal(step)].synchronize(0)
+        self._end_of(step).synchronize(0)
         self.decide(Processed(step))
 
     def tell_peer(self, outcome: Outcome, *, writes: bool) -> None:
         """Let a peer read or write the places that an outcome resolved."""
         resolved = outcome.result
         assert isinstance(resolved, Resolved)
+        self._flush()
         if self.peers_follow:
             self._allocator.record().synchronize(0)
         columns = columns_of(outcome)
@@ -114,6 +115,15 @@ class OperationsBench:
         self.world.run()
 
     # ---- inside -----------------------------------------------------------------------------
+
+    def _note_end(self, step: int) -> None:
+        self._ends[step_signal(step)] = self._forward.record()
+
+    def _end_of(self, step: int) -> ModelledEvent:
+        return self._ends[step_signal(step)]
+
+    def _flush(self) -> None:
+        """Enqueue what was decided and is not enqueued yet; here nothing ever is."""
 
     def _perform(self, outcome: Outcome) -> None:
         columns = [np.array(column, dtype=np.int64) for column in columns_of(outcome)]

@@ -1,9 +1,12 @@
 """Cells and waits as operations meet them: each of them left out is a race."""
 
+from functools import partial
+
 import pytest
 
 from kvd.alloc.signals import copy_signal
 from kvd_proto.operations import Evict
+from tests.mutation.applier_bench import ApplierBench
 from tests.mutation.operation_rules import RULES, OperationRule
 from tests.mutation.operation_scenes import admit
 from tests.mutation.operations_bench import OperationsBench
@@ -41,6 +44,19 @@ def test_without_its_rule_two_actions_race(rule: OperationRule) -> None:
 
     assert kill is not None
     print(f"{rule.name}: {kill.check}")
+
+
+@EACH
+@pytest.mark.parametrize("as_replies", [False, True])
+def test_an_applier_carries_the_operations_out_without_a_race(
+    rule: OperationRule, as_replies: bool
+) -> None:
+    _, turned_down, race = rule.play(
+        rule=True, companion=True, new_bench=partial(ApplierBench, as_replies=as_replies)
+    )
+
+    assert race is None
+    assert rule.turned_down in turned_down
 
 
 def test_a_copy_is_waited_for_once_by_all_that_follow_it() -> None:
