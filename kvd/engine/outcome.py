@@ -63,6 +63,10 @@ class OutcomeBuilder:
         columns = self.columns
         self._effects.map_units(band_index, columns.add(virtual), columns.add(physical))
 
+    def zeroed(self, band_index: int, units: Units) -> None:
+        """Zero units on the allocator's stream; the next launch clears none of them."""
+        self._effects.zero(band_index, self.columns.add(units), units)
+
     def freed(self, freed: list[Freed]) -> FreedResult:
         """Let virtual ids read as the sink; return the counts per band."""
         counts = [0] * len(self._chain.bands)

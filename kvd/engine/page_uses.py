@@ -229,6 +229,10 @@ class PageUses:
             return Outcome(Pump(units))
         builder = OutcomeBuilder(self.chain)
         builder.waits()
+        index = self.chain.state_index
+        if index is not None and units[index].size:
+            # A launch may yet have to clear slots that were handed out, but not what a peer wrote.
+            builder.zeroed(index, units[index])
         return builder.build(builder.resolved(units))
 
     def _post(self, program: int, operation: Post) -> Outcome:

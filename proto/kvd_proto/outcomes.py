@@ -104,7 +104,11 @@ class ResetRows(Effect, frozen=True, array_like=True, tag="reset_rows"):
 
 
 class ClearSlots(Effect, frozen=True, array_like=True, tag="clear_slots"):
-    """Have the next launch clear state slots before its kernels, on its own stream."""
+    """Have the next launch clear state slots before its kernels, on its own stream.
+
+    A slot that moves before is cleared where it went; one whose bytes are zeroed, loaded or moved
+    over before is left alone.
+    """
 
     units: Column
 

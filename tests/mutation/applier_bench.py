@@ -6,12 +6,10 @@ as a batch's are. Forwards are launched as a rank launches them.
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from kvd_client.device.apply import Applier
-from kvd_proto.operations import Launch, WriteSet
+from kvd_proto.operations import Launch, Released, WriteSet
 from kvd_proto.outcomes import Outcome
-from tests.mutation.operations_bench import PLAN, Named, OperationsBench
+from tests.mutation.operations_bench import Named, OperationsBench
 from tests.stateful.ranks import int64s
 
 POOL_PLACES = 64
@@ -20,23 +18,27 @@ POOL_PLACES = 64
 class ApplierBench(OperationsBench):
     """The same operations, carried out by an applier."""
 
-    def __init__(self, *, as_replies: bool) -> None:
-        super().__init__()
+    def __init__(self, *, as_replies: bool, spare_bytes: int = 1 << 16) -> None:
+        super().__init__(spare_bytes=spare_bytes)
         self._as_replies = as_replies
         self._outcomes: list[Outcome] = []
         self._applier = Applier(
             device=self._device,
             memory=self._memory,
-            plan=PLAN,
+            plan=self.plan,
             stream=self._allocator,
             overlaps=True,
         )
         self._applier.clear()
-        for band in PLAN.bands:
+        for band in self.plan.bands:
             self._applier.copies.add_pool(band.name, POOL_PLACES)
 
     def launch(
-        self, *touched: Named, writes: Sequence[int] | None = (), reads_sink: bool = False
+        self,
+        *touched: Named,
+        reads: Sequence[Named] = (),
+        writes: Sequence[int] | None = (),
+        reads_sink: bool = False,
     ) -> None:
         """Launch a step; its notice comes with what is decided next."""
         self._flush()
@@ -46,14 +48,19 @@ class ApplierBench(OperationsBench):
         self._forward.wait(effects)
         self._applier.enqueue_launch_work(self._forward)
         reads_end = self._forward.record()
-        places = [(band, self.bands[band].physical(np.array(ids))) for band, ids in touched]
-        self._touch(
-            self._forward, f"step {step}", reads=places, writes=places, reads_sink=reads_sink
-        )
+        self._enqueue_forward(step, touched, reads, reads_sink=reads_sink)
         self._note_end(step)
         self._applier.note_step(step, self._end_of(step), barrier=reads_end)
         kind = WriteSet.UNKNOWN if writes is None else WriteSet.REQUESTS
         self.decide(Launch(step, 0, kind, b"" if writes is None else int64s(writes)))
+
+    def take_ended_copies(self) -> list[int]:
+        """Return the copies that are over and were not returned before."""
+        return self._applier.copies.take_ended()
+
+    def release(self, entry: Released) -> None:
+        """Log that copies and transfers are over on every rank, of which there is one."""
+        self._perform(self.engine.release(entry))
 
     def run(self) -> None:
         """Apply what is decided, and run everything; raises RaceError."""

@@ -6,6 +6,7 @@ all the same once nothing turns it down any more.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from kvd.alloc.arena_order import ArenaOrder
@@ -25,6 +26,8 @@ from kvd.alloc.signals import Signal, copy_signal, step_signal
 from kvd.alloc.usage import PageUsage
 from kvd.engine.outcome import OutcomeBuilder
 from kvd.errors import InvariantError, OperationError, RaceError
+from kvd_client.device.assembly import Assembly
+from tests.mutation.applier_bench import ApplierBench
 from tests.mutation.mutant import Kill, Mutant, Patch, do_nothing
 from tests.mutation.operation_scenes import (
     SERVED,
@@ -36,6 +39,8 @@ from tests.mutation.operation_scenes import (
     receive_behind_a_load,
     receive_behind_a_send,
     receive_behind_zeroing,
+    receive_into_a_new_slot,
+    receive_into_a_slot_under_clearing,
     reset_sink_behind_a_step,
     send_behind_a_load,
     send_behind_a_step,
@@ -67,17 +72,18 @@ class OperationRule(NamedTuple):
     beside: str = ""
     refusal: str = ""
     """What turns it down with the companion left out alone."""
+    new_bench: Callable[[], OperationsBench] = OperationsBench
 
     def play(
         self,
         *,
         rule: bool,
         companion: bool,
-        new_bench: Callable[[], OperationsBench] = OperationsBench,
+        new_bench: Callable[[], OperationsBench] | None = None,
     ) -> tuple[OperationsBench, str, RaceError | None]:
         """Play; returns the bench, why the last operation was turned down, and the race."""
         with Patch.context() as patch:
-            bench = new_bench()
+            bench = (new_bench or self.new_bench)()
             if not rule:
                 self.remove(patch, bench)
             if not companion:
@@ -160,10 +166,19 @@ def waits_are_lost(patch: Patch, bench: OperationsBench) -> None:
     patch.setattr(OutcomeBuilder, "waits", do_nothing)
 
 
+def slots_are_received_as_they_are(patch: Patch, bench: OperationsBench) -> None:
+    patch.setattr(OutcomeBuilder, "zeroed", do_nothing)
+
+
+def launches_clear_all_the_same(patch: Patch, bench: OperationsBench) -> None:
+    patch.setattr(Assembly, "_forget_clears", do_nothing)
+
+
 def no_wait_for_steps(patch: Patch, bench: OperationsBench) -> None:
     patch.setattr(ArenaOrder, "wait_step", do_nothing)
 
 
+applier_bench = partial(ApplierBench, as_replies=False)
 COPY, STEP = copy_signal(1), step_signal(1)
 _C, _H, _R, _W = Consumer, Hazard, Reader, Writer
 HAS_IT = "still has"
@@ -243,6 +258,29 @@ RULES: tuple[OperationRule, ...] = (
         "a peer is told a place once A reached the entry that says so, which is the engine's part",
         receive_behind_zeroing,
         peers_beside_the_allocator,
+    ),
+    *(
+        OperationRule(name, removes, scene, remove, new_bench=applier_bench)
+        for name, removes, scene, remove in (
+            (
+                "receive-into-new-slot",
+                "a slot that a peer is to write is zeroed on A, and no launch clears it any more",
+                receive_into_a_new_slot,
+                slots_are_received_as_they_are,
+            ),
+            (
+                "receive-into-cleared-slot",
+                "and so it is behind the launch that is clearing it",
+                receive_into_a_slot_under_clearing,
+                slots_are_received_as_they_are,
+            ),
+            (
+                "clears-yield",
+                "a launch leaves alone what was written since it was asked to clear it",
+                receive_into_a_new_slot,
+                launches_clear_all_the_same,
+            ),
+        )
     ),
     OperationRule(
         "receive-behind-send",

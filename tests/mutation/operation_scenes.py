@@ -156,6 +156,23 @@ def receive_behind_zeroing(bench: OperationsBench) -> str:
     return publish(bench, 1)
 
 
+def receive_into_a_new_slot(bench: OperationsBench) -> str:
+    """A peer is to write a slot that was handed out, and that the next launch would clear."""
+    bench.decide(admit(3, PAGE_TOKENS))
+    bench.decide(hold(1, STATE, held(bench.engine, 3, STATE)))
+    turned_down = publish(bench, 1)
+    bench.launch(writes=[2])
+    return turned_down
+
+
+def receive_into_a_slot_under_clearing(bench: OperationsBench) -> str:
+    """The same, behind a launch that is clearing it."""
+    bench.decide(admit(3, PAGE_TOKENS))
+    bench.launch(writes=[2])
+    bench.decide(hold(1, STATE, held(bench.engine, 3, STATE)))
+    return publish(bench, 1)
+
+
 def receive_behind_a_send(bench: OperationsBench) -> str:
     """A peer is to write pages that another one reads."""
     ids = held(bench.engine, 2, FULL)

@@ -14,7 +14,7 @@ from kvd.alloc.signals import Signal, copy_signal, step_signal
 from kvd.testing.modelled.choice import InOrder
 from kvd.testing.modelled.device import ModelledDevice, ModelledEvent, ModelledStream, ModelledWork
 from kvd.testing.modelled.shadow import Accesses, Extent
-from kvd.testing.modelled.transfers import Network
+from kvd.testing.modelled.transfers import Network, Transfer
 from kvd.testing.modelled.world import World
 from kvd_proto.operations import Launch, Operation, Processed, WriteSet
 from kvd_proto.outcomes import (
@@ -32,7 +32,6 @@ from kvd_proto.outcomes import (
 from tests.stateful.ranks import columns_of, int64s, stage
 from tests.stateful.values import STATE, engine_with_value
 
-PLAN = stage().storage
 Named = tuple[int, Sequence[int]]
 """A band and ids in it."""
 
@@ -40,14 +39,17 @@ Named = tuple[int, Sequence[int]]
 class OperationsBench:
     """One rank of a stage that holds value 1 and request 2; see `engine_with_value`."""
 
-    def __init__(self) -> None:
-        self.engine = engine_with_value()
+    def __init__(self, *, spare_bytes: int = 1 << 16) -> None:
+        """Start idle; with fewer ``spare_bytes`` pages have to move."""
+        plan = stage(spare_bytes=spare_bytes).storage
+        self.plan = plan
+        self.engine = engine_with_value(spare_bytes=spare_bytes)
         self.order = self.engine.chain.order
         self.bands = self.engine.chain.bands
         self.world = World(InOrder())
-        device = ModelledDevice(self.world, plan=PLAN, declares_only=True)
+        device = ModelledDevice(self.world, plan=plan, declares_only=True)
         self._device = device
-        self._memory = device.allocate(PLAN.total_bytes)
+        self._memory = device.allocate(plan.total_bytes)
         self._allocator, self._forward = device.stream("allocator"), device.stream("forward")
         self._copy_streams = {kind: device.stream(kind.value) for kind in CopyStream}
         self._network = Network(self.world)
@@ -69,9 +71,16 @@ class OperationsBench:
         return outcome
 
     def launch(
-        self, *touched: Named, writes: Sequence[int] | None = (), reads_sink: bool = False
+        self,
+        *touched: Named,
+        reads: Sequence[Named] = (),
+        writes: Sequence[int] | None = (),
+        reads_sink: bool = False,
     ) -> None:
-        """Launch a step that reads and writes units; ``writes`` names the requests it states."""
+        """Launch a step that reads and writes what it touches, and reads more.
+
+        ``writes`` names the requests that its write set states, None leaves it unknown.
+        """
         step = self.engine.chain.steps.launched_count + 1
         self._forward.wait(self._allocator.record())
         for slots in self._slots_due:
@@ -79,10 +88,7 @@ class OperationsBench:
         self._slots_due.clear()
         kind = WriteSet.UNKNOWN if writes is None else WriteSet.REQUESTS
         self.decide(Launch(step, 0, kind, b"" if writes is None else int64s(writes)))
-        places = [(band, self.bands[band].physical(np.array(ids))) for band, ids in touched]
-        self._touch(
-            self._forward, f"step {step}", reads=places, writes=places, reads_sink=reads_sink
-        )
+        self._enqueue_forward(step, touched, reads, reads_sink=reads_sink)
         self._note_end(step)
 
     def process(self) -> None:
@@ -91,30 +97,50 @@ class OperationsBench:
         self._end_of(step).synchronize(0)
         self.decide(Processed(step))
 
-    def tell_peer(self, outcome: Outcome, *, writes: bool) -> None:
-        """Let a peer read or write the places that an outcome resolved."""
+    def tell_peer(self, outcome: Outcome, *, writes: bool) -> list[Transfer]:
+        """Let a peer read or write the places that an outcome resolved; returns its transfers."""
         resolved = outcome.result
         assert isinstance(resolved, Resolved)
         self._flush()
         if self.peers_follow:
             self._allocator.record().synchronize(0)
         columns = columns_of(outcome)
+        transfers: list[Transfer] = []
         for band, column in enumerate(resolved.physical):
             if column < 0 or not columns[column]:
                 continue
-            unit_bytes = PLAN.bands[band].unit_bytes
+            unit_bytes = self.plan.bands[band].unit_bytes
             starts = np.array(columns[column]) * unit_bytes
             if writes:
                 content = np.full((starts.size, unit_bytes), 7, dtype=np.uint8)
-                self._network.receive(self._memory, starts, content)
+                transfers.append(self._network.receive(self._memory, starts, content))
             else:
-                self._network.send(self._memory, starts, unit_bytes)
+                transfers.append(self._network.send(self._memory, starts, unit_bytes))
+        return transfers
 
     def run(self) -> None:
         """Run all that was enqueued; raises RaceError."""
         self.world.run()
 
     # ---- inside -----------------------------------------------------------------------------
+
+    def _enqueue_forward(
+        self, step: int, touched: Sequence[Named], reads: Sequence[Named], *, reads_sink: bool
+    ) -> None:
+        def places(named: Sequence[Named]) -> list[tuple[int, Units]]:
+            units = [
+                self.bands[band].physical(np.array(ids, dtype=np.int64)) for band, ids in named
+            ]
+            # What slid out of a window has no unit there, and nobody looks for it.
+            return [(band, there[there > 0]) for (band, _), there in zip(named, units, strict=True)]
+
+        self._touch(
+            self._forward,
+            f"step {step}",
+            reads=places([*touched, *reads]),
+            writes=places(touched),
+            reads_sink=reads_sink,
+        )
 
     def _note_end(self, step: int) -> None:
         self._ends[step_signal(step)] = self._forward.record()
@@ -184,15 +210,16 @@ class OperationsBench:
         reads_sink: bool = False,
         writes_sink: bool = False,
     ) -> None:
-        sink = self._memory.extent([0], PLAN.sink_bytes)
+        sink = self._memory.extent([0], self.plan.sink_bytes)
         read = [*self._extents(reads), *([sink] if reads_sink else [])]
         written = [*self._extents(writes), *([sink] if writes_sink else [])]
         accesses = Accesses(reads=read, writes=written)
         stream.submit(ModelledWork(label, lambda: accesses))
 
     def _extents(self, places: Sequence[tuple[int, Units]]) -> list[Extent]:
+        sizes = [band.unit_bytes for band in self.plan.bands]
         return [
-            self._memory.extent(units * PLAN.bands[band].unit_bytes, PLAN.bands[band].unit_bytes)
+            self._memory.extent(units * sizes[band], sizes[band])
             for band, units in places
             if units.size
         ]

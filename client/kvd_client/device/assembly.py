@@ -6,9 +6,10 @@ lie on their band's grid and outside the sink, places within their table.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Final, TypeAlias, assert_never
 
 import numpy as np
+import numpy.typing as npt
 
 from kvd_client.device.copies import CopyWork, WaitForCopy
 from kvd_client.device.port import Commands, Device, Event, IntArray, Memory, RowTable
@@ -19,6 +20,7 @@ from kvd_proto.outcomes import (
     AnyEffect,
     ClearSlots,
     Copy,
+    CopyStream,
     Move,
     Outcome,
     ResetRows,
@@ -29,6 +31,8 @@ from kvd_proto.outcomes import (
     Zero,
     ZeroSink,
 )
+
+MaskArray: TypeAlias = npt.NDArray[np.bool_]
 
 NOTHING: Final = np.zeros(0, dtype=np.int64)
 """An empty list of units or rows."""
@@ -268,6 +272,8 @@ class Assembly:
             self._columns.within(effect.host_units, 0, _NONE_LEAST, "place in a host pool"),
         )
         self._check_copy(work)
+        if work.stream is CopyStream.LOAD:
+            self._forget_clears(self._band(effect.band), work.units)
         return work
 
     def _write_progress(self) -> None:
@@ -282,6 +288,7 @@ class Assembly:
         band = self._band(effect.band)
         units = self._units(band, effect.units)
         self._commands.zero_units(base_bytes=0, unit_bytes=band.unit_bytes, units=units)
+        self._forget_clears(band, units)
 
     def _write_map(self, effect: WriteMap) -> None:
         band = self._band(effect.band)
@@ -355,19 +362,13 @@ class Assembly:
     def _let_clears_follow(self, band: BandPlan, sources: IntArray, destinations: IntArray) -> None:
         """Bring what the next launch is to clear in line with a move.
 
-        A slot that moves is cleared where it went. A slot whose bytes the move writes to was freed
-        before any launch, and clearing it would destroy what arrived there.
+        A slot that moves is cleared where it went.
         """
         slots = np.concatenate(self._clear_slots)
-        state = state_band(self._plan)
-        if not len(slots) or not len(sources) or state is None:
+        if not len(slots) or not len(sources):
             return
-        starts = slots[:, None] * state.unit_bytes
-        target_starts = destinations[None, :] * band.unit_bytes
-        overwritten = (
-            (starts < target_starts + band.unit_bytes) & (target_starts < starts + state.unit_bytes)
-        ).any(axis=1)
-        if band is not state:
+        overwritten = self._overwritten(slots, band, destinations)
+        if band is not state_band(self._plan):
             self._clear_slots = [slots[~overwritten]]
             return
         order = np.argsort(sources, kind="stable")
@@ -375,6 +376,23 @@ class Assembly:
         moved = sources[order][places] == slots
         followed = np.where(moved, destinations[order][places], slots)
         self._clear_slots = [followed[moved | ~overwritten]]
+
+    def _forget_clears(self, band: BandPlan, units: IntArray) -> None:
+        """Have the next launch leave alone what is written now.
+
+        Its slot was freed before any launch and the bytes are somebody else's, or it is to hold
+        what arrives from elsewhere.
+        """
+        slots = np.concatenate(self._clear_slots)
+        if len(slots):
+            self._clear_slots = [slots[~self._overwritten(slots, band, units)]]
+
+    def _overwritten(self, slots: IntArray, band: BandPlan, units: IntArray) -> MaskArray:
+        """Return which state slots share bytes with some units of a band."""
+        slot_bytes, unit_bytes = self._state_band().unit_bytes, band.unit_bytes
+        starts, unit_starts = slots[:, None] * slot_bytes, units[None, :] * unit_bytes
+        shared = (starts < unit_starts + unit_bytes) & (unit_starts < starts + slot_bytes)
+        return np.asarray(shared.any(axis=1))
 
     def _rows(self, index: int) -> IntArray:
         # Row 0 is the padding row and never changes.
