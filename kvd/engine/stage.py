@@ -358,15 +358,22 @@ class StageEngine:
     # ---- steps ----------------------------------------------------------------------------------
 
     def _launch(self, program: int, operation: Launch) -> Outcome:
+        """Take in a notice of a launch, which has happened already.
+
+        A request that ended meanwhile, by another program's word, is no reason to refuse it; but
+        what the step writes is then unknown.
+        """
         self.steps.check_launch(operation.step, operation.position)
         writes = None
         if operation.writes is WriteSet.REQUESTS:
-            if operation.requests:
-                ids = read_request_ids(operation.requests, what="launch.requests")
-                rows = self.requests.names.rows_of(ids)
-            else:
+            row_of = self.requests.names.row_of
+            if not operation.requests:
                 rows = self._standing_of(program).rows(self.requests)
-            writes = self.requests.written_ids(rows)
+                writes = self.requests.written_ids(rows)
+            else:
+                ids = read_request_ids(operation.requests, what="launch.requests")
+                if all(request in row_of for request in ids):
+                    writes = self.requests.written_ids(self.requests.names.rows_of(ids))
         self.chain.launch_step(operation.step, operation.position, writes)
         if writes is None:
             self.uses.unknown_step = operation.step

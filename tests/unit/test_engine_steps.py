@@ -169,13 +169,22 @@ def _demand_that_moves(engine: StageEngine) -> tuple[int, ...]:
     raise AssertionError("no demand needs a move")
 
 
-def test_a_write_set_names_requests_that_are_there() -> None:
+def test_a_write_set_with_a_request_that_ended_meanwhile_is_unknown_and_the_launch_stands() -> None:
+    engine = busy()
+    engine.decide(0, Launch(1, 0, WriteSet.REQUESTS, int64s([1])))
+    assert not engine.chain.owner.usage.has_unknown_writes
+    engine.decide(0, Free(int64s([2])))
+    engine.decide(0, Launch(2, 0, WriteSet.REQUESTS, int64s([1, 2])))
+    assert engine.chain.owner.usage.has_unknown_writes
+    assert engine.steps.launched_count == 2
+
+
+def test_a_write_set_that_is_no_list_of_ids_is_refused() -> None:
     engine = busy()
     before = picture(engine)
-    with pytest.raises(OperationError, match="request 7 is not admitted"):
-        engine.decide(0, Launch(1, 0, WriteSet.REQUESTS, int64s([1, 7])))
+    with pytest.raises(OperationError, match="named twice"):
+        engine.decide(0, Launch(1, 0, WriteSet.REQUESTS, int64s([1, 1])))
     assert picture(engine) == before
-    engine.decide(0, Launch(1, 0, WriteSet.REQUESTS, int64s([1])))
 
 
 def test_a_layout_that_moves_settles_what_pends_under_a_step_that_was_waited_for() -> None:
