@@ -1,7 +1,7 @@
 """Requests over random chains against a plain model of who holds what."""
 
 import pytest
-from hypothesis import HealthCheck, settings, target
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -136,9 +136,6 @@ class RequestMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "model"):
-            target(float(self.model.memory.moved_units), label="moved units")
-            target(float(self.model.relocated_count), label="relocated floats")
-            target(float(self.model.retracted_count), label="retracted requests")
             self.model.end()
 
     def _pick(self, picks: list[int]) -> list[int]:
@@ -152,6 +149,8 @@ def _settings(max_examples: int, step_count: int) -> settings:
         stateful_step_count=step_count,
         deadline=None,
         print_blob=True,
+        # No hill climbing: it was seen to go on for minutes where a score has no bound.
+        phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 

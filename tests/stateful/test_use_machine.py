@@ -1,7 +1,7 @@
 """Values, copies and transfers under forwards in flight, over a model of the arena's bytes."""
 
 import pytest
-from hypothesis import HealthCheck, settings, target
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -219,9 +219,6 @@ class UseMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "model"):
-            for what in ("Publish Resolved", "LoadSubmit Done", "Post Resolved", "quarantined"):
-                target(float(self.model.counts.get(what, 0)), label=what)
-            target(float(self.model.memory.moved_units), label="moved units")
             self.model.end()
 
     def _one(self, numbers: list[int], pick: int) -> int:
@@ -253,6 +250,8 @@ def _settings(max_examples: int, step_count: int) -> settings:
         stateful_step_count=step_count,
         deadline=None,
         print_blob=True,
+        # No hill climbing: it was seen to go on for minutes where a score has no bound.
+        phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 
