@@ -43,10 +43,10 @@ demo: venv
 # Half of the tests' time is waiting for processes, so more of them run at once than there are cores
 # on a small machine. The tests of one file stay together, because they share daemons.
 test: venv
-	$(BIN)/python -m pytest -q -m "not gpu and not sweep" -n 5 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -m "not gpu and not sweep" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-fast: venv
-	$(BIN)/python -m pytest -q -m "not gpu and not slow and not sweep" -n 5 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -m "not gpu and not slow and not sweep" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-gpu: venv
 	$(BIN)/python -m pytest -q -m gpu tests/gpu

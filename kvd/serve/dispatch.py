@@ -240,8 +240,14 @@ class Dispatcher:
         self._parked.append(Parked(session, header, body, timer))
 
     def _retry_parked(self) -> None:
-        ready = [item for item in self._parked if not self._still_lags(item)]
-        for item in ready:
+        """Decide what waited for slow ranks and waits no longer, one at a time.
+
+        Each decision comes back here, because it may free others.
+        """
+        while True:
+            item = next((one for one in self._parked if not self._still_lags(one)), None)
+            if item is None:
+                return
             self._parked.remove(item)
             item.timer.cancel()
             self.message(item.session.identity, [encode(item.header), item.body])

@@ -383,7 +383,6 @@ def test_a_daemon_of_its_own_leaves_neither_processes_nor_files_behind(tmp_path:
         "requests served     24 of 24",
         "batch round trip    p50",
         "mismatches          0",
-        "arena of each rank at its fullest",
         "window_128",
         "ok: every byte was as written",
     ):

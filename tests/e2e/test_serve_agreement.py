@@ -305,7 +305,9 @@ def test_a_rank_that_asks_something_else_is_told_before_it_applies_anything(
     for client in (*others, wrong):
         with pytest.raises(DivergedError, match=re.escape(message.partition(": ")[2][:60])):
             client.ping()
-    assert daemon.log().count(f"incarnation_end group={ranks.group} code=DIVERGED") == 1
+    end = f"incarnation_end group={ranks.group} code=DIVERGED"
+    wait_until("the end is logged", lambda: end in daemon.log())
+    assert daemon.log().count(end) == 1
 
 
 def test_after_a_divergence_new_ranks_attach_and_run(ranks: Ranks) -> None:
