@@ -40,13 +40,13 @@ $(INSTALLED): constraints.txt pyproject.toml
 demo: venv
 	$(BIN)/kvd replay --demo
 
-# Half of the tests' time is waiting for processes, so more of them run at once than there are cores
+# Half of the tests' time is waiting for processes, so two files run at a time, also
 # on a small machine. The tests of one file stay together, because they share daemons.
 test: venv
-	$(BIN)/python -m pytest -q -m "not gpu and not sweep" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -m "not gpu and not sweep" -n 2 --dist loadfile
 
 test-fast: venv
-	$(BIN)/python -m pytest -q -m "not gpu and not slow and not sweep" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -m "not gpu and not slow and not sweep" -n 2 --dist loadfile
 
 test-gpu: venv
 	$(BIN)/python -m pytest -q -m gpu tests/gpu

@@ -219,6 +219,11 @@ class UseModel:
                 self._move(effect, effects[place + 1], columns)
             elif isinstance(effect, Zero):
                 self.memory.clear(effect.band, columns[effect.units])
+                if effect.band == self.chain.state_index:
+                    # Only slots that a peer is about to fill are cleared so; here it does at once.
+                    units = columns[effect.units]
+                    virtual = self.chain.bands[effect.band]._owner_of[units]
+                    self.memory.fill(effect.band, virtual, units)
             elif isinstance(effect, WriteMap) and not follows_move:
                 virtual = columns[effect.virtual]
                 if effect.physical == NO_COLUMN:
