@@ -73,13 +73,13 @@ class BandUnits:
         self.geometry = geometry
         self.live_units: int = 0
         self.hole_units: int = 0
-        self.promised_units = 0
-        self.absorbed_units_total = 0
-        self.taken_units_total = 0
-        self.moved_units_total = 0
-        self.move_batches_total = 0
+        self.promised_units: int = 0
+        self.absorbed_units_total: int = 0
+        self.taken_units_total: int = 0
+        self.moved_units_total: int = 0
+        self.move_batches_total: int = 0
         self.free_ids = FreeIds(id_count) if mints else None
-        self.epoch_count = 0
+        self.epoch_count: int = 0
         """Moves with every capacity fact of the band."""
         self._monitor = monitor
         self._order = ArenaOrder(monitor) if order is None else order

@@ -11,7 +11,7 @@ from tests.e2e.daemon_process import DaemonProcess, serving, wait_until
 from tests.e2e.ranks import Ranks, admit
 
 VALUE = 7
-BANDS = ("window_8", "full")
+BANDS: tuple[str, ...] = ("window_8", "full")
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Units between owners: what a choice of holes prefers, waits for and refuses."""
 
+# pyright: reportPrivateUsage=false
+
 import numpy as np
 import pytest
 

@@ -18,7 +18,11 @@ def test_batches_that_wait_no_longer_are_each_decided_once_though_each_decision_
         dispatcher._retry_parked()
 
     dispatcher.message = message
-    dispatcher._still_lags = lambda item: item.session.identity == b"slow"
+
+    def still_lags(item: Any) -> bool:
+        return bool(item.session.identity == b"slow")
+
+    dispatcher._still_lags = still_lags
     dispatcher._parked = [
         SimpleNamespace(
             session=SimpleNamespace(identity=identity),
