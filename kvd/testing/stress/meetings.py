@@ -1,0 +1,317 @@
+"""Runs of steps in which a use of pages meets whoever writes or reads the same bytes next.
+
+Cells of the clearance tables (semantics 8.3 and 8.4) need three things at once: something is at work
+on units, their owner ends or they move, and there is no room but theirs. Drawn one by one, steps
+seldom bring that about; each run here is one such meeting, with everything else drawn.
+"""
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Final
+
+from kvd.testing.stress.program import (
+    Admit,
+    Advance,
+    AnyStep,
+    Backup,
+    Decode,
+    EndTransfer,
+    Evict,
+    Extend,
+    Follow,
+    Free,
+    Hold,
+    Idle,
+    Insert,
+    Launch,
+    LetGo,
+    LoadReserve,
+    LoadSubmit,
+    Play,
+    Post,
+    Process,
+    Publish,
+    Record,
+    Relief,
+    Send,
+    Stand,
+)
+
+Meeting = Callable[[Random], Iterator[AnyStep]]
+
+PICKS: Final = 64
+ALL: Final = 7
+"""A count that names everybody there is."""
+BANDS_MAX: Final = 5
+RELIEF_UNITS: Final = (0, 0, 0, 2, 4, 8, 12, 20)
+RANKS_MAX: Final = 4
+
+
+def _pick(random: Random) -> int:
+    return random.randrange(PICKS)
+
+
+def _fill(random: Random) -> Iterator[AnyStep]:
+    """Take all the room there is."""
+    for _ in range(random.randint(1, 3)):
+        yield Admit(
+            count=2,
+            prompt_tokens=random.randrange(8, 64),
+            new_tokens=random.randrange(8),
+            take_tokens=random.randrange(1, 32),
+            chunk_tokens=0,
+        )
+    yield Send()
+    yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(8, 32))
+    yield Send()
+
+
+def _take(random: Random) -> Iterator[AnyStep]:
+    """Hand out what was just given back, to whoever it may be."""
+    match random.randrange(6):
+        case 0:
+            yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(4, 32))
+            yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(4, 32))
+        case 1:
+            yield Admit(
+                count=random.randrange(3),
+                prompt_tokens=random.randrange(4, 48),
+                take_tokens=random.randrange(1, 32),
+            )
+            yield Admit(prompt_tokens=random.randrange(4, 24), take_tokens=random.randrange(1, 24))
+        case 2:
+            yield _relief(random)
+        case 3:
+            yield LoadReserve(pick_index=_pick(random), count=4, windows_count=3)
+            yield LoadSubmit(pick_index=_pick(random))
+        case 4:
+            yield _relief(random)
+            yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(4, 32))
+        case _:
+            yield Decode()
+            yield _relief(random)
+    yield Send()
+
+
+def _relief(random: Random) -> AnyStep:
+    if random.randrange(5) == 0:
+        return Idle()
+    return Relief(units=tuple(random.choice(RELIEF_UNITS) for _ in range(BANDS_MAX)))
+
+
+def _values(random: Random) -> Iterator[AnyStep]:
+    """Have some values, computed and settled."""
+    yield Launch(count=ALL)
+    yield Record()
+    yield Advance(pick_index=_pick(random), count=3)
+    yield Insert(pick_index=_pick(random))
+    if random.randrange(2):
+        yield Insert(pick_index=_pick(random))
+    yield Process(count=3)
+    yield Process(count=3)
+    yield Send()
+
+
+def _later(random: Random) -> Iterator[AnyStep]:
+    """Let ranks and devices come some way, or none."""
+    if random.randrange(2):
+        yield Play(actions_count=random.randrange(40))
+        yield Follow(rank=random.randrange(RANKS_MAX), count=random.randrange(8))
+
+
+def backed_up_and_given_up(random: Random) -> Iterator[AnyStep]:
+    """A value is given up while it is backed up."""
+    yield from _fill(random)
+    yield from _values(random)
+    pick = _pick(random)
+    yield Backup(pick_index=pick, band=random.randrange(8), count=5, bands_count=3)
+    yield Evict(pick_index=pick)
+    yield from _take(random)
+    yield from _later(random)
+
+
+def loaded_and_given_up(random: Random) -> Iterator[AnyStep]:
+    """A value is given up while it is loaded into."""
+    yield from _values(random)
+    yield from _fill(random)
+    pick = _pick(random)
+    yield LoadReserve(pick_index=pick, count=4, windows_count=3)
+    yield LoadSubmit(pick_index=pick)
+    yield Evict(pick_index=pick, count=random.randrange(3))
+    yield from _take(random)
+    yield from _take(random)
+    yield from _later(random)
+
+
+def loaded_and_read(random: Random) -> Iterator[AnyStep]:
+    """What is loaded is backed up, sent or received into meanwhile, or moves."""
+    yield from _values(random)
+    pick = _pick(random)
+    yield LoadReserve(pick_index=pick, count=4, windows_count=3)
+    yield LoadSubmit(pick_index=pick)
+    yield Send()
+    for _ in range(2):
+        match random.randrange(4):
+            case 0:
+                yield Backup(pick_index=pick, band=random.randrange(8), count=5, bands_count=3)
+            case 1:
+                yield Post(pick_index=pick, count=5)
+            case 2:
+                yield Hold(pick_index=pick, count=5, value=True)
+                yield Publish(pick_index=_pick(random))
+            case _:
+                yield Free(pick_index=_pick(random), count=random.randrange(3))
+                yield _relief(random)
+    yield Send()
+    yield from _later(random)
+
+
+def published_over_copies(random: Random) -> Iterator[AnyStep]:
+    """A peer is told places that a backup reads, or a load writes."""
+    yield from _values(random)
+    pick = _pick(random)
+    if random.randrange(2):
+        yield Backup(pick_index=pick, band=random.randrange(8), count=5, bands_count=3)
+    else:
+        yield LoadReserve(pick_index=pick, count=4, windows_count=3)
+        yield LoadSubmit(pick_index=pick)
+    if random.randrange(2):
+        yield Send()
+    yield Hold(pick_index=pick, count=5, value=True)
+    if random.randrange(3) == 0:
+        yield _relief(random)
+    yield Publish(pick_index=_pick(random))
+    yield Send()
+    yield LetGo(pick_index=_pick(random))
+    yield from _later(random)
+    yield from _reports(random)
+
+
+def moved_under_forwards(random: Random) -> Iterator[AnyStep]:
+    """What a forward reads and writes moves, or what it read is handed out."""
+    yield from _fill(random)
+    yield Free(pick_index=_pick(random), count=random.randrange(2))
+    yield Process(count=3)
+    yield Send()
+    yield Launch(
+        pick_index=_pick(random),
+        count=random.randrange(ALL),
+        unstated=random.randrange(3) == 0,
+        silent=random.randrange(3) == 0,
+    )
+    yield Record()
+    if random.randrange(2):
+        yield Free(pick_index=_pick(random))
+    yield _relief(random)
+    yield from _take(random)
+    yield from _later(random)
+
+
+def freed_under_forwards(random: Random) -> Iterator[AnyStep]:
+    """Requests end under several forwards in flight, and what they held is taken again."""
+    yield from _fill(random)
+    for _ in range(random.randint(2, 4)):
+        yield Launch(pick_index=_pick(random), count=random.randrange(ALL))
+        yield Record()
+        yield Free(pick_index=_pick(random), count=random.randrange(2))
+        if random.randrange(2):
+            yield Send()
+    if random.randrange(2):
+        yield Process(count=random.randrange(3))
+    yield from _take(random)
+    yield Launch(count=ALL)
+    yield from _later(random)
+    yield from _take(random)
+
+
+def sent_and_given_up(random: Random) -> Iterator[AnyStep]:
+    """What a peer reads is given up, freed or moved, and its place is wanted."""
+    yield from _values(random)
+    yield from _fill(random)
+    pick = _pick(random)
+    request = random.randrange(3) == 0
+    if request:
+        yield Process(count=3)
+        yield Process(count=3)
+    yield Post(pick_index=pick, count=5, band=random.randrange(6), request=request)
+    yield Send()
+    yield Free(pick_index=pick) if request else Evict(pick_index=pick)
+    yield from _take(random)
+    yield from _take(random)
+    yield from _later(random)
+    if random.randrange(2):
+        yield LetGo(pick_index=_pick(random))
+        yield from _reports(random)
+
+
+def received_and_wanted(random: Random) -> Iterator[AnyStep]:
+    """A peer is to write, or writes, where others would have to move."""
+    yield from _fill(random)
+    yield Process(count=3)
+    yield Process(count=3)
+    value = random.randrange(2) == 0
+    yield Hold(pick_index=_pick(random), count=5, band=random.randrange(6), value=value)
+    yield Send()
+    yield _relief(random)
+    if random.randrange(3):
+        yield Publish(pick_index=_pick(random))
+    yield Free(pick_index=_pick(random), count=random.randrange(2))
+    yield from _take(random)
+    yield from _take(random)
+    yield LetGo(pick_index=_pick(random))
+    yield from _later(random)
+    yield from _reports(random)
+
+
+def lost_and_wanted(random: Random) -> Iterator[AnyStep]:
+    """A transfer fails without proof, and what it touches is wanted."""
+    yield from _values(random)
+    pick = _pick(random)
+    if random.randrange(2):
+        yield Post(pick_index=pick, count=5)
+    else:
+        yield Hold(pick_index=pick, count=5, value=True)
+        yield Publish(pick_index=_pick(random))
+    yield Send()
+    for rank in range(RANKS_MAX):
+        yield EndTransfer(pick_index=_pick(random), rank=rank, failed=True, unproven=True)
+    yield Send()
+    yield Evict(pick_index=pick)
+    yield from _take(random)
+    yield from _fill(random)
+    yield from _later(random)
+
+
+def _reports(random: Random) -> Iterator[AnyStep]:
+    for rank in range(RANKS_MAX):
+        yield EndTransfer(
+            pick_index=_pick(random), rank=rank, failed=random.randrange(6) == 0, unproven=True
+        )
+    yield Send()
+
+
+def _pass(random: Random) -> Iterator[AnyStep]:
+    yield Stand(pick_index=_pick(random), count=3)
+    yield Advance(standing=True)
+    yield Decode(victims_count=random.randrange(3))
+    yield Process(count=random.randrange(2))
+    yield Send()
+    yield Launch(pick_index=_pick(random), count=ALL, standing=random.randrange(2) == 0)
+    yield Record()
+    yield from _later(random)
+
+
+MEETINGS: Final[tuple[Meeting, ...]] = (
+    backed_up_and_given_up,
+    loaded_and_given_up,
+    loaded_and_read,
+    published_over_copies,
+    moved_under_forwards,
+    moved_under_forwards,
+    freed_under_forwards,
+    sent_and_given_up,
+    received_and_wanted,
+    lost_and_wanted,
+    _pass,
+    _pass,
+)
