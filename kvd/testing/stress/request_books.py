@@ -291,8 +291,11 @@ class RequestBooks:
 
     # ---- sliding and ending ---------------------------------------------------------------------
 
-    def advance(self, advancing: Sequence[tuple[Held, int]], told: Told) -> None:
-        """Take in computed tokens: pages behind windows come back, and a chunk's promise."""
+    def advance(self, advancing: Sequence[tuple[Held, int]], told: Told) -> UnitCounts:
+        """Take in computed tokens: pages behind windows come back, and a chunk's promise.
+
+        Return the units that came back per band.
+        """
         freed: list[list[int]] = [[] for _ in range(self.band_count)]
         for held, tokens in advancing:
             held.computed_tokens += tokens
@@ -305,6 +308,7 @@ class RequestBooks:
             if held.prefilling and held.computed_tokens >= held.prompt_tokens:
                 self._end_prefill(held)
         self._free(freed, told)
+        return tuple(len(names) for names in freed)
 
     def _end_prefill(self, held: Held) -> None:
         held.prefilling = False
@@ -351,6 +355,16 @@ class RequestBooks:
         ]
         self._free(freed, told)
         return tuple(len(names) for names in freed)
+
+    def adopt(self, others: "RequestBooks", numbers: Sequence[int]) -> None:
+        """Take over values of books whose engine has ended, where they lie."""
+        self.highest_value = others.highest_value
+        for number in numbers:
+            value = self.values[number] = others.values[number]
+            for band in range(self.band_count):
+                names = self.value_names(value, band)
+                places = [others.units.place_of[band][name] for name in names]
+                self.units.hand_out(band, names, places)
 
     def _close(self, held: Held, told: Told) -> None:
         del self.held[held.request]

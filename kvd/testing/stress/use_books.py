@@ -186,6 +186,7 @@ class UseBooks:
         others = self.in_the_way(number)
         require(not others, "clearance", f"transfer {number} was published over {others}")
         self._resolved(number, transfer.names, result, told)
+        self._zeroed(transfer.names, told)
         transfer.state = "published"
         self.accesses.close(UseKind.RECEIVE_HOLD, signal)
         for band, names in enumerate(transfer.names):
@@ -229,6 +230,19 @@ class UseBooks:
                 f"transfer {number} was told that pages {list(its)} of band {band} lie at "
                 f"{told.column(result.physical[band])}; they lie at {places}",
             )
+
+    def _zeroed(self, names: NameLists, told: Told) -> None:
+        """Check that slots are zeroed before a peer has them: the next launch would do it later."""
+        state = self.books.state
+        expected: list[tuple[int, list[int | None]]] = []
+        if state is not None and names[state]:
+            places = [self.units.place_of[state].get(name) for name in names[state]]
+            expected = [(state, places)]
+        require(
+            told.zeroed == expected and not (told.moves or told.named or told.unnamed),
+            "outcome",
+            f"slots {expected} are published, zeroed are {told.zeroed}",
+        )
 
     # ---- ends -----------------------------------------------------------------------------------
 
