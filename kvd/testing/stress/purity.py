@@ -5,11 +5,16 @@ to an allocator later is left out unless it is named here: semantics 11.4, check
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from enum import Enum
 from types import BuiltinMethodType, FunctionType, MethodType
+from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kvd.alloc.checks import CheckMonitor
+from kvd.alloc.demand import DemandShape
 from kvd.engine.stage import StageEngine
 from kvd.testing.stress.broken import broken
 
@@ -19,14 +24,17 @@ State = list[tuple[str, object]]
 LASTING = (
     "StageEngine._storage",
     "StageEngine._decide",
-    "StageEngine.monitor",
     "ChainAllocator.geometry",
+    "ChainAllocator.lifetimes",
     "ChainAllocator.empty",
+    "ChainAllocator._nothing",
+    "ChainAllocator.window_indices",
+    "ChainAllocator.token_indices",
     "ArenaOrder.clearance",
     "ArenaOrder.read_clearance",
     "ArenaOrder.on_retire",
     "Band.geometry",
-    "RequestTable.shape",
+    "Band._mirrors",
 )
 """What is made with an engine and stays."""
 
@@ -50,8 +58,10 @@ when somebody looks at it.
 ASKED = ("StageEngine._refused_now", "RequestNames._waiting", "RequestNames.highest_id")
 """What says that a request was asked for, which changes though it has to wait."""
 
-_PLAIN = (int, str, bytes, float, type(None), np.generic)
-_CODE = (FunctionType, MethodType, BuiltinMethodType)
+_PLAIN = frozenset((int, str, bytes, float, bool, type(None)))
+_LASTING_KINDS = (DemandShape, CheckMonitor, FunctionType, MethodType, BuiltinMethodType)
+_LABELS: dict[type, dict[str, str]] = {}
+"""Per class and attribute: its name as it is reported; empty for what is left out."""
 _UNSEEN = frozenset((*LASTING, *COUNTED, *REMEMBERED))
 
 
@@ -86,31 +96,46 @@ def _hashable(state: State) -> Iterable[tuple[str, str]]:
 
 def _walk(found: State, name: str, value: object, seen: set[int]) -> None:
     """Add what a value consists of; objects that are met again are not walked again."""
-    if isinstance(value, _PLAIN):
-        found.append((name, value))
-    elif isinstance(value, np.ndarray):
-        found.append((name, (value.shape, value.tobytes())))
-    elif isinstance(value, dict):
-        found.append((name, len(value)))  # pyright: ignore[reportUnknownArgumentType]
-        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
-            found.append((name, key))
-            _walk(found, name, item, seen)
+    kind = type(value)
+    if kind is np.ndarray:
+        found.append((name, cast("NDArray[np.int64]", value).tobytes()))
+    elif kind is dict:
+        items = cast("dict[object, object]", value)
+        found.append((name, tuple(items)))
+        _walk_all(found, name, items.values(), seen)
     elif isinstance(value, (list, tuple, deque)):
-        found.append((name, len(value)))  # pyright: ignore[reportUnknownArgumentType]
-        for item in value:  # pyright: ignore[reportUnknownVariableType]
-            _walk(found, name, item, seen)
-    elif not isinstance(value, (*_CODE, type)) and id(value) not in seen:
+        members = cast("Sequence[object]", value)
+        found.append((name, len(members)))
+        _walk_all(found, name, members, seen)
+    elif isinstance(value, Enum):
+        found.append((name, value))
+    elif kind not in _LASTING_KINDS and id(value) not in seen:
         seen.add(id(value))
-        kind = type(value).__name__
+        labels = _LABELS.setdefault(kind, {})
         for attribute, item in _attributes(value):
-            label = f"{kind}.{attribute}"
-            if label not in _UNSEEN:
+            label = labels.get(attribute)
+            if label is None:
+                label = f"{kind.__name__}.{attribute}"
+                label = labels[attribute] = "" if label in _UNSEEN else label
+            if not label:
+                continue
+            if type(item) in _PLAIN:
+                found.append((label, item))
+            else:
                 _walk(found, label, item, seen)
 
 
-def _attributes(value: object) -> list[tuple[str, object]]:
+def _walk_all(found: State, name: str, values: Iterable[object], seen: set[int]) -> None:
+    for item in values:
+        if type(item) in _PLAIN:
+            found.append((name, item))
+        else:
+            _walk(found, name, item, seen)
+
+
+def _attributes(value: object) -> Iterable[tuple[str, object]]:
     own: dict[str, object] | None = getattr(value, "__dict__", None)
     if own is not None:
-        return list(own.items())
+        return own.items()
     slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
     return [(slot, getattr(value, slot)) for slot in slots]

@@ -57,7 +57,14 @@ class UnitModel:
 
     def touched(self, band: int, units: Iterable[int], grains: Grains) -> list[int]:
         """Return those of some units that share grains with a set."""
-        return [unit for unit in units if not grains.isdisjoint(self.grains(band, [unit]))]
+        if not grains:
+            return []
+        size = self._unit_grains[band]
+        return [
+            unit
+            for unit in units
+            if not grains.isdisjoint(range(unit * size, (unit + 1) * size))
+        ]
 
     def name(self, band: int) -> str:
         """Return a band's name."""
