@@ -75,7 +75,7 @@ def any_layout(snapshot: ChainSnapshot, demand: Units, tier: Tier) -> bool:
                 end <= grid.unit_index_end_count
                 and end - start >= width
                 and all(start <= low for low, _ in kept)
-                and strange[index].isdisjoint(held)
+                and (not strange[index] or strange[index].isdisjoint(held))
             ):
                 found.append((start, end))
         return found
