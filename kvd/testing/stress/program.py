@@ -1,11 +1,11 @@
 """Programs of the stress harness: a stage, a seed, and a list of steps with loose arguments.
 
 Every list of steps is a valid program, and so is every part of it and every change of an argument:
-arguments are picks, not names. ``Free(pick_index=17)`` frees the running request at place 17 modulo how
-many there are; a step that nothing fits is skipped. That is what lets a failing program be shrunk
-by leaving out steps and making numbers smaller. What a program does depends on nothing else: the
-same program gives the same decisions, and the same order of all modelled actions, on every machine
-(semantics 11.4).
+arguments are picks, not names. ``Free(pick_index=17)`` frees the running request at place 17 modulo
+how many there are; a step that nothing fits is skipped. That is what lets a failing program be
+shrunk by leaving out steps and making numbers smaller. What a program does depends on nothing else:
+the same program gives the same decisions, and the same order of all modelled actions, on every
+machine (semantics 11.4).
 
 Numbers are whole, 0 or more, and only mean something modulo what there is; 0 is the plainest.
 Token counts are folded into what the stage allows.
