@@ -169,6 +169,10 @@ class RankMemories:
         """Store bytes at the beginning of a rank's arena."""
         os.pwrite(self._arenas[rank], content, 0)
 
+    def content(self, rank: int, start_bytes: int, end_bytes: int) -> bytes:
+        """Return bytes of a rank's arena as whoever comes after it finds them."""
+        return os.pread(self._arenas[rank], end_bytes - start_bytes, start_bytes)
+
     def renew_fences(self) -> None:
         """Have fresh fence pages: one never outlives its incarnation, as arenas do."""
         self._pages = [self._kept(create_fence_page(f"fence-{i}")) for i in range(len(self._pages))]

@@ -25,6 +25,7 @@ from kvd_proto.outcomes import (
     WriteRows,
     WriteSlots,
     Zero,
+    ZeroSink,
 )
 
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -112,13 +113,45 @@ class Contents:
         """Band and virtual id of units that must stay where they are, and why."""
         self.moved_count = 0
         """Units that were moved so far."""
+        self.sink_is_zero = True
+        """Whether nobody has left anything in the sink since it was filled with zero."""
+        self.sink_words: Indices = np.arange(plan.sink_bytes // WORD_BYTES, dtype=np.int64)
+        self.sink_starts: Indices = np.arange(0, plan.sink_bytes, cell_bytes, dtype=np.int64)
+        self.newest_tag = 0
         self._used = np.zeros(plan.arena_bytes // cell_bytes, dtype=np.int8)
-        self._newest_tag = 0
+        self._adopts = False
 
     def new_tags(self, count: int) -> Tags:
         """Return tags that nothing was ever filled with."""
-        self._newest_tag += count
-        return np.arange(self._newest_tag - count + 1, self._newest_tag + 1, dtype=np.int64)
+        self.newest_tag += count
+        return np.arange(self.newest_tag - count + 1, self.newest_tag + 1, dtype=np.int64)
+
+    def forget(self, band_index: int, virtual: Indices) -> None:
+        """Let nobody rely on what units hold; those that are bound no more hold nothing anyway."""
+        self.bands[band_index].tags[virtual] = UNKNOWN
+
+    def adopt(self, outcome: Outcome, before: "Contents") -> None:
+        """Take in what survived an incarnation, by the effects that bind it anew.
+
+        Raises StressFailure if it lies where it did not lie before.
+        """
+        self.newest_tag = before.newest_tag
+        self._adopts = True  # bands come in the order of the chain, windows before their owner
+        self.apply(outcome, columns_of(outcome))
+        self._adopts = False
+        for band, old in zip(self.bands, before.bands, strict=True):
+            virtual = band.places.nonzero()[0]
+            if not np.array_equal(band.places[virtual], old.places[virtual]):
+                raise StressFailure(
+                    CheckName.MAPS,
+                    f"band {band.name}: ids {virtual.tolist()} survived, not all where they lay",
+                )
+            band.tags[virtual] = old.tags[virtual]
+        for band in self.windows:
+            if not self.owner.places[band.places.nonzero()[0]].all():
+                raise StressFailure(
+                    CheckName.MAPS, f"band {band.name} kept ids that the owner band lost"
+                )
 
     # ---- the log --------------------------------------------------------------------------------
 
@@ -154,6 +187,8 @@ class Contents:
                 elif kind is ClearSlots:
                     assert isinstance(effect, ClearSlots)
                     self._clear(columns[effect.units])
+                elif kind is ZeroSink:
+                    self.sink_is_zero = True
 
     def _write_map(
         self, effect: WriteMap, columns: list[Indices], zeroed: dict[int, list[Indices]]
@@ -210,7 +245,9 @@ class Contents:
                 CheckName.DISJOINT,
                 f"band {band.name}: units {physical.tolist()} share bytes with live units",
             )
-        if band.lifetime is Lifetime.WINDOW and not self.owner.places[virtual].all():
+        if self._adopts:
+            pass
+        elif band.lifetime is Lifetime.WINDOW and not self.owner.places[virtual].all():
             raise StressFailure(
                 CheckName.MAPS,
                 f"band {band.name}: ids {virtual.tolist()} are bound, of which the owner band has "

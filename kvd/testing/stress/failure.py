@@ -5,6 +5,9 @@ The names follow the fifteen checks of semantics 11.4; two of them are split whe
 
 from enum import StrEnum
 
+from kvd.errors import DivergenceError, InvariantError, RaceError
+from kvd_client.errors import KvdClientError, TablesError
+
 
 class CheckName(StrEnum):
     """One check of the harness."""
@@ -46,14 +49,35 @@ class CheckName(StrEnum):
     """Once everything is over, any request that fits an empty arena is admitted and served."""
     CLIENT = "stress.client"
     """A rank carries out what it is told: no error of a client that keeps to the contract."""
+    ENGINE = "stress.engine"
+    """The engine decides whatever it is asked: it raises nothing but what its callers expect."""
 
 
 class StressFailure(AssertionError):
     """A check of the harness did not hold."""
 
-    def __init__(self, check: CheckName, message: str, *, step_index: int = -1) -> None:
+    def __init__(self, check: str, message: str, *, step_index: int = -1) -> None:
         super().__init__(f"{check}: {message}")
         self.check = check
         self.message = message
         self.step_index = step_index
         """Place of the step that was played in its program; -1 before the first."""
+
+
+def failure_of(error: Exception, *, in_engine: bool) -> StressFailure:
+    """Return what an exception of the code under test means.
+
+    An invariant of kvd's own that does not hold keeps its name.
+    """
+    if isinstance(error, InvariantError):
+        return StressFailure(error.name, error.message)
+    message = f"{type(error).__name__}: {error}"
+    if isinstance(error, RaceError):
+        return StressFailure(CheckName.RACE, error.message)
+    if isinstance(error, DivergenceError):
+        return StressFailure(CheckName.DIVERGENCE, error.message)
+    if isinstance(error, TablesError):
+        return StressFailure(CheckName.MAPS, message)
+    if not in_engine and isinstance(error, KvdClientError):
+        return StressFailure(CheckName.CLIENT, message)
+    return StressFailure(CheckName.ENGINE if in_engine else CheckName.CLIENT, message)

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvd.testing.stress.contents import Contents, Indices, Tags
+from kvd.testing.stress.contents import UNKNOWN, Contents, Indices, Tags, columns_of
+from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.testing.stress.plans import PeerPlan
 from kvd_proto.operations import (
     Admit,
     Advance,
+    AnyOwnEntry,
     BackupSubmit,
     CancelHold,
     Evict,
@@ -28,6 +31,7 @@ from kvd_proto.operations import (
     Publish,
     Standing,
     Take,
+    WriteSet,
 )
 from kvd_proto.outcomes import (
     NO_COLUMN,
@@ -70,16 +74,13 @@ class Request:
     lapses: bool
     """Whether its promise may lapse."""
     tokens: int = 0
+    written_tokens: int = 0
+    """Tokens whose forward was launched."""
     computed_tokens: int = 0
     step: int = 0
     """The newest step that it ran in."""
-    transfers: dict[int, bool] = field(default_factory=dict[int, bool])
-    """Open transfers of its pages; True for those that a peer writes, or is to write."""
-
-    @property
-    def held(self) -> bool:
-        """Return whether a peer writes it, or is to."""
-        return any(self.transfers.values())
+    transfers: dict[int, "Transfer"] = field(default_factory=dict[int, "Transfer"])
+    """Open transfers of its pages."""
 
 
 @dataclass(slots=True)
@@ -100,17 +101,14 @@ class Value:
     slot: int
     step: int
     """The newest step that reads or writes it."""
-    transfers: dict[int, bool] = field(default_factory=dict[int, bool])
-    load: int = 0
-    """The load into it that is not submitted."""
-    filling: dict[int, dict[int, Indices]] = field(default_factory=dict[int, dict[int, Indices]])
-    """By load and band: pages that are named for it and not over."""
-    spoiled: bool = False
+    transfers: dict[int, "Transfer"] = field(default_factory=dict[int, "Transfer"])
+    loads: dict[int, "Copy"] = field(default_factory=dict[int, "Copy"])
+    """Open loads into it."""
 
     @property
-    def held(self) -> bool:
-        """Return whether a peer writes it, or is to."""
-        return any(self.transfers.values())
+    def loading(self) -> bool:
+        """Return whether a load into it is not submitted."""
+        return any(not load.submitted for load in self.loads.values())
 
 
 @dataclass(slots=True)
@@ -127,7 +125,9 @@ class Copy:
     places: dict[int, Indices] = field(default_factory=dict[int, Indices])
     """Per band: places of the host pool."""
     words: dict[int, Tags] = field(default_factory=dict[int, Tags])
-    """Per band: words that are copied, a unit per row; tags of entries for a load."""
+    """Per band: words that a backup ships, a unit per row."""
+    tags: dict[int, Tags] = field(default_factory=dict[int, Tags])
+    """Per band: tags of the entries that a load writes, a unit per row."""
     submitted: bool = False
 
 
@@ -145,6 +145,11 @@ class Transfer:
     failed: bool = False
     quarantined: bool = False
 
+    @property
+    def receives(self) -> bool:
+        """Return whether a peer writes its units or is to, for all that anybody knows."""
+        return self.writes and not self.quarantined
+
 
 class Model:
     """Everybody who is there, in one incarnation.
@@ -160,13 +165,32 @@ class Model:
         self.values: dict[int, Value] = {}
         self.copies: dict[int, Copy] = {}
         self.transfers: dict[int, Transfer] = {}
-        self.launched_count = 0
-        """Steps whose notices were decided."""
+        self.proposed_copies: dict[int, Copy] = {}
+        """Backups that are asked for and not decided."""
+        self.proposed_transfers: dict[int, Transfer] = {}
         self.processed_count = 0
+        self.unknown_step = 0
+        """The newest step that may write whatever is live."""
         self.next_number = {"request": 1, "value": 1, "copy": 1, "transfer": 1}
-        self.released: list[tuple[Copy | Transfer, bool]] = []
-        """What the log said to be over since it was looked at last; True where it failed."""
-        self.retracted_count = 0
+        self.peers: list[PeerPlan] = []
+        """Transfers whose places were resolved since somebody looked last."""
+        self.ended_backups: list[Copy] = []
+        """Backups that are over since somebody looked last."""
+
+    @classmethod
+    def after(cls, before: "Model", contents: Contents, survivors: tuple[int, ...]) -> "Model":
+        """Return what is there once an incarnation has ended and these values survived it.
+
+        Raises StressFailure for a value that was not there.
+        """
+        model = cls(contents)
+        model.next_number = before.next_number
+        for number in survivors:
+            value = before.values.get(number)
+            if value is None:
+                raise StressFailure(CheckName.MAPS, f"value {number} survived and was not there")
+            model.values[number] = Value(number, value.pages, value.slot, step=0)
+        return model
 
     def take_number(self, kind: str) -> int:
         """Return the next number of a kind."""
@@ -174,8 +198,17 @@ class Model:
         self.next_number[kind] = number + 1
         return number
 
-    def note(self, operation: Operation, outcome: Outcome, columns: list[Indices]) -> None:
-        """Take in what was decided; what was refused changes nothing but who waits."""
+    def note(self, operation: Operation, outcome: Outcome) -> None:
+        """Take in what was decided; raises StressFailure.
+
+        What was refused changes nothing but who waits.
+        """
+        columns = columns_of(outcome)
+        pages, slot = _NONE, 0
+        if isinstance(operation, Insert) and operation.request in self.requests:
+            request = self.requests[operation.request]
+            pages, slot = self.pages_of(request).copy(), self.slot_of(request)
+        self.contents.apply(outcome, columns)
         result = outcome.result
         match operation:
             case Admit():
@@ -188,35 +221,60 @@ class Model:
                 if isinstance(result, Done | Freed):
                     self._advanced(operation)
             case Standing():
-                for number in int64s(operation.remove):
-                    self.standing.pop(number, None)
-                self.standing.update(dict.fromkeys(int64s(operation.add)))
+                if isinstance(result, Done):
+                    for number in int64s(operation.remove):
+                        self.standing.pop(number, None)
+                    self.standing.update(dict.fromkeys(int64s(operation.add)))
             case Free():
                 if isinstance(result, Freed):
                     for number in int64s(operation.requests):
                         self.waiting.pop(number, None)
                         self._gone(number)
             case Launch():
-                self.launched_count = operation.step
+                if operation.writes is WriteSet.UNKNOWN:
+                    self.unknown_step = max(self.unknown_step, operation.step)
             case Processed():
                 self.processed_count = operation.step
+            case Insert():
+                if isinstance(result, Done):
+                    self._insert(operation, pages, slot)
             case _:
-                self._note_uses(operation, outcome)
+                self._note_uses(operation, outcome, columns)
+
+    def note_own(self, entry: AnyOwnEntry, outcome: Outcome) -> None:
+        """Take in an entry of the daemon's own; raises StressFailure."""
+        self.contents.apply(outcome, columns_of(outcome))
+        if isinstance(outcome.result, ReleasedResult):
+            self.note_released(outcome.result)
 
     def note_released(self, result: ReleasedResult) -> None:
         """Take in what is over on every rank."""
         for number in result.copies:
             copy = self.copies.pop(number)
-            self.released.append((copy, number in result.failed_copies))
             value = self.values.get(copy.value)
-            if copy.loads and value is not None:
-                value.filling.pop(number, None)
+            if not copy.loads:
+                self.ended_backups.append(copy)
+            elif value is not None:
+                value.loads.pop(number, None)
+                if number in result.failed_copies:
+                    for band, virtual in copy.named.items():
+                        self.contents.forget(band, virtual)
         for number in result.transfers:
             transfer = self.transfers.pop(number)
-            transfer.owner.transfers.pop(number, None)
-            self.released.append((transfer, transfer.failed))
+            owner = transfer.owner
+            owner.transfers.pop(number, None)
+            if transfer.writes and not transfer.failed and self._is_there(owner):
+                for band, ids, tags in zip(
+                    self.contents.bands, transfer.virtual, transfer.tags, strict=True
+                ):
+                    bound = band.places[ids] > 0
+                    band.tags[ids[bound]] = tags[bound]
         for number in result.quarantined:
-            self.transfers[number].quarantined = True
+            self.transfers[number].quarantined = self.transfers[number].failed = True
+
+    def _is_there(self, owner: Request | Value) -> bool:
+        holders = self.requests if isinstance(owner, Request) else self.values
+        return holders.get(owner.number) is owner
 
     # ---- requests -------------------------------------------------------------------------------
 
@@ -249,8 +307,7 @@ class Model:
             request = self.requests[number]
             self._gone(number)
             self.waiting[number] = Waiting(number, request.prompt_tokens, request.new_tokens)
-            self.retracted_count += 1
-
+    
     def _gone(self, number: int) -> None:
         self.standing.pop(number, None)
         self.requests.pop(number, None)
@@ -298,8 +355,9 @@ class Model:
                 ids.append(pages[band.places[pages] > 0])
         return ids
 
-    def _note_uses(self, operation: Operation, outcome: Outcome) -> None:
-        if not isinstance(outcome.result, Done | Freed | Resolved):
+    def _note_uses(self, operation: Operation, outcome: Outcome, columns: list[Indices]) -> None:
+        result = outcome.result
+        if not isinstance(result, Done | Freed | Resolved):
             return
         match operation:
             case Evict():
@@ -308,41 +366,81 @@ class Model:
             case LoadReserve():
                 copy = Copy(operation.load, operation.value_id, loads=True, units=operation.units)
                 self.copies[operation.load] = copy
-                self.values[operation.value_id].load = operation.load
+                self.values[operation.value_id].loads[operation.load] = copy
             case LoadName():
                 copy = self.copies[operation.load]
                 virtual = np.frombuffer(operation.virtual, dtype="<i8").astype(np.int64)
                 before = copy.named.get(operation.band, _NONE)
                 copy.named[operation.band] = np.concatenate((before, virtual))
-                self.values[copy.value].filling[operation.load] = copy.named
             case LoadSubmit():
                 copy = self.copies[operation.load]
                 copy.submitted = True
-                self.values[copy.value].load = 0
+                for band, virtual in copy.named.items():
+                    self.contents.bands[band].tags[virtual] = copy.tags[band]
             case LoadCancel():
                 copy = self.copies.pop(operation.load)
-                self.values[copy.value].load = 0
-                self.values[copy.value].filling.pop(operation.load, None)
+                self.values[copy.value].loads.pop(operation.load)
             case BackupSubmit():
-                self.copies[operation.backup].submitted = True
-            case Hold() | Post():
-                transfer = self.transfers[operation.transfer]
-                transfer.owner.transfers[operation.transfer] = transfer.writes
-                transfer.published = not transfer.writes
+                self._backup(self.proposed_copies.pop(operation.backup))
+            case Hold():
+                self._transfer(self.proposed_transfers.pop(operation.transfer))
+            case Post():
+                assert isinstance(result, Resolved)
+                transfer = self.proposed_transfers.pop(operation.transfer)
+                self._transfer(transfer)
+                self._tell_peer(transfer, result, columns)
             case Publish():
-                self.transfers[operation.transfer].published = isinstance(outcome.result, Resolved)
+                if isinstance(result, Resolved):
+                    self._tell_peer(self.transfers[operation.transfer], result, columns)
             case CancelHold():
                 transfer = self.transfers.pop(operation.transfer)
-                transfer.owner.transfers.pop(operation.transfer, None)
+                transfer.owner.transfers.pop(operation.transfer)
             case _:
                 pass
 
-    def note_insert(self, operation: Insert, pages: Indices, slot: int, step: int) -> None:
+    def _backup(self, copy: Copy) -> None:
+        copy.submitted = True
+        self.copies[copy.number] = copy
+        for index, virtual in copy.named.items():
+            band = self.contents.bands[index]
+            copy.words[index] = band.expected_words(virtual).reshape(virtual.size, -1)
+
+    def _transfer(self, transfer: Transfer) -> None:
+        self.transfers[transfer.number] = transfer
+        transfer.owner.transfers[transfer.number] = transfer
+
+    def _tell_peer(self, transfer: Transfer, result: Resolved, columns: list[Indices]) -> None:
+        """Let a peer know where units lie; raises StressFailure if that is not where they are."""
+        transfer.published = True
+        starts: list[tuple[Indices, int]] = []
+        words: list[Tags] = []
+        for band, ids, column in zip(
+            self.contents.bands, transfer.virtual, result.physical, strict=True
+        ):
+            units = _NONE if column == NO_COLUMN else columns[column]
+            if not np.array_equal(units, band.places[ids]):
+                raise StressFailure(
+                    CheckName.MAPS,
+                    f"transfer {transfer.number} was told units {units.tolist()} of band "
+                    f"{band.name}; its ids lie in {band.places[ids].tolist()}",
+                )
+            starts.append((units * band.unit_bytes, band.unit_bytes))
+            if transfer.writes:
+                tags = self.contents.new_tags(ids.size * band.entries_count)
+                tags = tags.reshape(ids.size, band.entries_count)
+                transfer.tags.append(tags)
+                words.append(np.repeat(tags, band.entry_words_count, axis=1))
+                band.tags[ids] = UNKNOWN
+            else:
+                words.append(band.expected_words(ids).reshape(ids.size, band.words.size))
+        self.peers.append(PeerPlan(transfer.number, starts, words, transfer.writes))
+
+    def _insert(self, operation: Insert, pages: Indices, slot: int) -> None:
         """Make a value of a request, whose pages were looked up before its end."""
         request = self.requests[operation.request]
         self._gone(operation.request)
-        value = Value(operation.value_id, pages, slot, step)
+        value = Value(operation.value_id, pages, slot, request.step)
         value.transfers = request.transfers
-        for number in request.transfers:
-            self.transfers[number].owner = value
+        for transfer in value.transfers.values():
+            transfer.owner = value
         self.values[operation.value_id] = value

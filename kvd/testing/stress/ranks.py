@@ -5,9 +5,8 @@ gets the same plan of a forward, because the log gives all of them the same plac
 is when it happens. Nothing is raised inside an action; what is wrong is kept as a finding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from kvd.testing.modelled.shadow import Accesses
 from kvd.testing.modelled.transfers import Network, Transfer
 from kvd.testing.stress.contents import UNKNOWN, WORD_BYTES, Indices, Tags
 from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.testing.stress.plans import ForwardPlan, PeerPlan
 from kvd_client import Client
 from kvd_client.device.host_pool import HostPool
 from kvd_client.launch import Step
@@ -24,64 +24,18 @@ from kvd_client.launch import Step
 _INT32_BYTES = 4
 
 
-class Place(NamedTuple):
-    """Units of one band in a forward's plan."""
-
-    band: str
-    virtual: Indices
-    words_count: int
-    """Words of one unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardPlan:
-    """What one forward reads, has to find, and writes; the same on every rank."""
-
-    step: int
-    table_cells: Indices
-    """Places of the int32 entries that it looks up, counted from the start of the memory."""
-    table_values: Indices
-    page_words: Indices
-    """Places of the 8-byte words that it reads."""
-    page_tags: Tags
-    page_starts: Indices
-    """First bytes of the cells that it reads."""
-    places: tuple[Place, ...]
-    """What the words belong to, in their order, for findings."""
-    write_words: Indices
-    write_tags: Tags
-    write_starts: Indices
-    newest_tag: int
-    cell_bytes: int
-
-    def place_of(self, word: int) -> str:
-        """Return what a word that was read belongs to."""
-        for place in self.places:
-            count = place.virtual.size * place.words_count
-            if word < count:
-                unit, offset = divmod(word, place.words_count)
-                return f"band {place.band}, id {place.virtual[unit]}, word {offset}"
-            word -= count
-        return "the sink"
-
-
 @dataclass(slots=True)
 class Peer:
     """A transfer on one rank: waits until the rank has its places, then is the network's."""
 
-    number: int
+    plan: PeerPlan
     position: int
-    starts: list[tuple[Indices, int]]
-    """First bytes of units and their size, for each band."""
-    tags: list[Tags]
-    """Words that they hold or are to hold, one unit per row, for each band."""
-    writes: bool
     let_go: bool = False
     event: ModelledEvent | None = None
-    transfers: list[Transfer] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list[Transfer])
     posted: bool = False
-    reported: bool = False
-    """The rank has said that it is over."""
+    astray: bool = False
+    """The rank has said that nobody knows whether the peer goes on."""
 
     @property
     def ended(self) -> bool:
@@ -102,13 +56,16 @@ class StressRank:
         self.cells = self.memory.bytes.view(np.int32)
         self.network = Network(device.world, f"{index}/network")
         self.peers: dict[int, Peer] = {}
+        self._let_go: dict[int, None] = {}
         self.findings: list[StressFailure] = []
         self.pools: list[HostPool] = [
             client.host_pool(band.name, pool_places) for band in client.plan.bands
         ]
-        self.done_count = 0
-        """Parts of the script that this rank has carried out."""
         self.checked_words_count = 0
+
+    def note(self, what: str) -> None:
+        """Say what the rank is doing, for the names of the actions it enqueues."""
+        self.device.world.note = f"rank {self.index}, {what}"
 
     # ---- forwards -------------------------------------------------------------------------------
 
@@ -168,6 +125,11 @@ class StressRank:
 
     # ---- peers ----------------------------------------------------------------------------------
 
+    def expect_peers(self, plans: Sequence[PeerPlan], position: int) -> None:
+        """Take note of transfers whose places are true once the log is applied to a position."""
+        for plan in plans:
+            self.peers[plan.number] = Peer(plan, position, let_go=plan.number in self._let_go)
+
     def post_peers(self) -> None:
         """Let the network have the transfers whose places this rank has confirmed."""
         for peer in self.peers.values():
@@ -184,44 +146,49 @@ class StressRank:
 
     def _post(self, peer: Peer) -> None:
         peer.posted = True
-        for (starts, unit_bytes), tags in zip(peer.starts, peer.tags, strict=True):
-            if peer.writes:
-                content = tags.view(np.uint8).reshape(starts.size, unit_bytes)
-                transfer = self.network.receive(
-                    self.memory, starts, content, held=not peer.let_go
-                )
+        plan, held = peer.plan, not peer.let_go
+        self.note(f"transfer {plan.number}")
+        for (starts, unit_bytes), words in zip(plan.starts, plan.words, strict=True):
+            if plan.writes:
+                content = words.view(np.uint8).reshape(starts.size, unit_bytes)
+                transfer = self.network.receive(self.memory, starts, content, held=held)
             else:
-                transfer = self.network.send(
-                    self.memory, starts, unit_bytes, held=not peer.let_go
-                )
+                transfer = self.network.send(self.memory, starts, unit_bytes, held=held)
             peer.transfers.append(transfer)
 
     def let_go(self, number: int) -> None:
-        """Let the network begin with a transfer whenever it likes."""
-        peer = self.peers[number]
-        peer.let_go = True
-        for transfer in peer.transfers:
-            transfer.let_go()
+        """Let the network begin with a transfer whenever it likes, once the rank has come to it."""
+        self._let_go[number] = None
+        peer = self.peers.get(number)
+        if peer is not None:
+            peer.let_go = True
+            for transfer in peer.transfers:
+                transfer.let_go()
 
     def check_shipped(self, peer: Peer) -> None:
         """Compare what a peer read with what was there when the transfer was posted."""
-        if peer.writes:
+        plan = peer.plan
+        if plan.writes:
             return
-        for transfer, tags in zip(peer.transfers, peer.tags, strict=True):
+        for transfer, words in zip(peer.transfers, plan.words, strict=True):
             found = np.ascontiguousarray(transfer.payload).view(np.int64)
-            wrong = (found != tags) & (tags != UNKNOWN)
+            wrong = (found != words) & (words != UNKNOWN)
             if wrong.any():
                 self._find(
                     CheckName.SHIPPED,
-                    f"transfer {peer.number} shipped word {found[wrong][0]:#x} where its owner had "
-                    f"{tags[wrong][0]:#x}",
+                    f"transfer {plan.number} shipped word {found[wrong][0]:#x} where its owner had "
+                    f"{words[wrong][0]:#x}",
                 )
 
     # ---- pools ----------------------------------------------------------------------------------
 
+    def fill_pool(self, band_index: int, places: Indices, words: Tags) -> None:
+        """Put what a load is to read into places of a host pool; nothing uses them meanwhile."""
+        self.pools[band_index].units.view(np.int64)[places] = words
+
     def check_pool(self, copy: int, band_index: int, places: Indices, tags: Tags) -> None:
         """Compare what a backup left in the host pool with what was there at its submission."""
-        found = self.pools[band_index].units[places].view(np.int64)
+        found = self.pools[band_index].units.view(np.int64)[places]
         wrong = (found != tags) & (tags != UNKNOWN)
         if wrong.any():
             self._find(

@@ -5,23 +5,24 @@ ended. Ranks are apart by as many parts as the program has them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
-from kvd.testing.stress.failure import CheckName, StressFailure
-from kvd.testing.stress.ranks import ForwardPlan, StressRank
-from kvd_client import STANDING, Batch, OperationError
-from kvd_client.calls import StandingSet
-from kvd_client.client import LaunchBlock
-from kvd_client.launch import Step
-from kvd_proto.control import Mode
+from kvd.testing.stress.contents import Indices, Tags
+from kvd.testing.stress.plans import ForwardPlan, PeerPlan
+from kvd_client import Batch
 
 Ask: TypeAlias = Callable[[Batch], object]
 """Adds one operation to a batch."""
 
 
-class StressAbort(Exception):
-    """Raised in a launch block to leave it; never seen outside."""
+class Fill(NamedTuple):
+    """What lies in places of a host pool before a load reads it."""
+
+    band_index: int
+    places: Indices
+    words: Tags
+    """Words of a unit per place."""
 
 
 @dataclass(slots=True)
@@ -30,115 +31,43 @@ class SendBatch:
 
     asks: list[Ask]
     processed: list[int]
-    idles: bool = False
+    fills: list[Fill]
+    misused: bool = False
+    """The batch holds wrong use, which has to be called that."""
     record: bytes = b""
     """What followers need to follow it."""
     position: int = 0
-    """Where the log stood behind it."""
+    """Up to where the first rank knows the log behind it."""
     error: str | None = None
     """What the first rank was told about wrong use in it; None if all was well."""
+    peers: list[PeerPlan] = field(default_factory=list[PeerPlan])
+    """Transfers whose places were resolved in it."""
 
 
 @dataclass(slots=True)
 class OpenLaunch:
     """The beginning of a forward."""
 
-    step: int
-    position: int
-    plan: ForwardPlan
-    writes: tuple[int, ...] | StandingSet | None
+    runners: tuple[int, ...]
+    """Who runs: requests, by number."""
+    writes: tuple[int, ...] | None
+    """Requests that it states to write; None where nothing is stated."""
+    standing: bool
+    """The write set is stated as the standing set."""
     silent: bool
+    dirties_sink: bool = False
+    """It leaves something in the sink, as a graph's capture does."""
+    step: int = 0
+    position: int = 0
+    plan: ForwardPlan | None = None
+    """What it does, worked out when the first rank launches it."""
 
 
 @dataclass(slots=True)
 class CloseLaunch:
-    """The end of a launch block; by an exception on one rank at most."""
+    """The end of a launch block; by an exception on the first rank if ``aborts``."""
 
-    aborted_on: int = -1
+    aborts: bool = False
 
 
 Part: TypeAlias = SendBatch | OpenLaunch | CloseLaunch
-
-
-class Hand:
-    """Carries out parts on one rank."""
-
-    def __init__(self, rank: StressRank, *, follows: bool) -> None:
-        self.rank = rank
-        self.done_count = 0
-        """Parts of the script that are done."""
-        self._follows = follows
-        self._block: LaunchBlock | None = None
-        self._step: Step | None = None
-
-    @property
-    def launching(self) -> bool:
-        """Return whether a launch block is open."""
-        return self._block is not None
-
-    def do(self, part: Part, *, first: bool) -> None:
-        """Carry out one part, as the first rank or after it; raises StressFailure."""
-        self.done_count += 1
-        if isinstance(part, SendBatch):
-            if self._follows:
-                self.rank.client.follow(part.position, records=[part.record])
-            else:
-                self._send(part, first=first)
-        elif isinstance(part, OpenLaunch):
-            self._launch(part)
-        else:
-            self.close(aborted=part.aborted_on == self.rank.index)
-
-    def close(self, *, aborted: bool) -> None:
-        """Leave the launch block."""
-        block, self._block, self._step = self._block, None, None
-        assert block is not None
-        if aborted:
-            block.__exit__(StressAbort, StressAbort(), None)
-        else:
-            block.__exit__(None, None, None)
-
-    def _send(self, part: SendBatch, *, first: bool) -> None:
-        client = self.rank.client
-        error: str | None = None
-        block = client.batch()
-        batch = block.__enter__()
-        for step in part.processed:
-            batch.processed(step)
-        for ask in part.asks:
-            ask(batch)
-        try:
-            block.__exit__(None, None, None)
-        except OperationError as wrong:
-            error = wrong.message
-        if first:
-            part.error, part.record = error, batch.record()
-        elif error != part.error:
-            raise StressFailure(
-                CheckName.DIVERGENCE,
-                f"rank {self.rank.index} was told {error!r}, the first rank {part.error!r}",
-            )
-
-    def _launch(self, part: OpenLaunch) -> None:
-        client = self.rank.client
-        if self._follows:
-            block = client.launch(step=part.step, position=part.position)
-        else:
-            writes = part.writes
-            block = client.launch(writes=STANDING if isinstance(writes, StandingSet) else writes)
-        step = block.__enter__()
-        self._block, self._step = block, step
-        if (step.number, step.position) != (part.step, part.position):
-            raise StressFailure(
-                CheckName.DIVERGENCE,
-                f"rank {self.rank.index} launches step {step.number} at position {step.position}, "
-                f"the first rank launched step {part.step} at {part.position}",
-            )
-        self.rank.enqueue_forward(step, part.plan, silent=part.silent)
-
-
-def mode_of(*, leader: bool, index: int) -> Mode:
-    """Return the mode that a rank attaches in."""
-    if not leader:
-        return Mode.MIRRORED
-    return Mode.FOLLOWER if index else Mode.LEADER

@@ -1,6 +1,7 @@
 """One incarnation of a stress run: an engine that is watched, and all ranks attached to it."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvd.alloc.checks import CheckLevel
@@ -16,18 +17,17 @@ from kvd.testing.in_process import (
 from kvd.testing.modelled.device import ModelledDevice
 from kvd.testing.modelled.ranks import DEADLINE_MS, GROUP
 from kvd.testing.modelled.world import World
+from kvd.testing.stress.contents import WORD_BYTES
+from kvd.testing.stress.hand import Hand, PlanForward, mode_of
 from kvd.testing.stress.program import Program
 from kvd.testing.stress.ranks import StressRank
-from kvd.testing.stress.script import Hand, mode_of
+from kvd.testing.stress.scheduler import POOL_PLACES_COUNT
 from kvd.testing.stress.shapes import StressStage
 from kvd_client import attach
-from kvd_client.device.apply import read_progress
 from kvd_proto.codec import decode_own_entry
-from kvd_proto.operations import AnyOwnEntry, Operation
+from kvd_proto.operations import AnyOwnEntry, Operation, RankFailed
 from kvd_proto.outcomes import OWN_PROGRAM, Outcome
 
-POOL_PLACES_COUNT = 48
-"""Units of every band that a rank's host pools have room for."""
 POISON = 0xAB
 """Fills memory that nothing was written to."""
 IDLE_MOVES_MAX = 6
@@ -58,6 +58,8 @@ class WatchedIncarnation(Incarnation):
     """An incarnation whose decisions somebody sees as they are made."""
 
     watcher: Watcher | None = None
+    broken: Exception | None = None
+    """What the engine raised that is no answer; whoever asked hears of it in other words."""
 
     def _decide(self, program: int, operation: Operation) -> Outcome:
         watcher = self.watcher
@@ -69,6 +71,9 @@ class WatchedIncarnation(Incarnation):
         except OperationError as error:
             watcher.wrong(operation, error)
             raise
+        except Exception as error:  # rim: the run reports it as a finding about the engine
+            self.broken = error
+            raise
         watcher.after(operation, outcome)
         return outcome
 
@@ -76,6 +81,22 @@ class WatchedIncarnation(Incarnation):
         super()._append(program, index, body, outcome)
         if self.watcher is not None and program == OWN_PROGRAM:
             self.watcher.own(decode_own_entry(body), outcome)
+
+    def settle(self) -> None:
+        """Do what the newest batch left for after its reply."""
+        try:
+            super().settle()
+        except Exception as error:  # rim: the run reports it as a finding about the engine
+            self.broken = error
+            raise
+
+    def fact(self, rank: int, body: bytes) -> RankFailed | None:
+        """Log one rank's statement once."""
+        try:
+            return super().fact(rank, body)
+        except Exception as error:  # rim: the run reports it as a finding about the engine
+            self.broken = error
+            raise
 
 
 class StressRanks:
@@ -91,6 +112,7 @@ class StressRanks:
         number: IncarnationNumber,
         legacy: Legacy | None,
         redo: Sequence[bytes],
+        plan_forward: PlanForward,
     ) -> None:
         """Attach every rank; the memories stay the caller's."""
         self.world = world
@@ -130,35 +152,41 @@ class StressRanks:
             rank = StressRank(
                 index=index, device=device, client=client, pool_places=POOL_PLACES_COUNT
             )
-            self.hands.append(Hand(rank, follows=program.leader and index > 0))
+            follows = program.leader and index > 0
+            self.hands.append(Hand(rank, follows=follows, plan_forward=plan_forward))
 
     @property
     def ranks(self) -> list[StressRank]:
         """Return all ranks."""
         return [hand.rank for hand in self.hands]
 
-    def die(self, killed: Sequence[int], close: Callable[[Hand], None]) -> tuple[Legacy, list[bytes]]:
-        """Let ranks die where they are and ``close`` the others; return what is left.
+    def die(self, killed: Sequence[int]) -> tuple[Legacy, list[bytes]]:
+        """Let ranks die where they are and the others leave; return what is left.
 
         That is the legacy, and for every rank what its memory lacks of the log; nothing where
         nothing survives.
         """
         for index in killed:
-            self.ranks[index].device.kill()
+            self.hands[index].rank.device.kill()
         for index, hand in enumerate(self.hands):
             if index not in killed:
-                close(hand)
+                hand.leave()
         incarnation = self.incarnation
         incarnation.watcher = None
-        plan = self.daemon.storage.storage
-        positions = [int(read_progress(rank.memory, plan).position) for rank in self.ranks]
-        for rank, position in zip(self.ranks, positions, strict=True):
-            incarnation.note_confirmed(rank.index, position)
+        positions = [self._progress(index) for index in range(len(self.hands))]
+        for index, position in enumerate(positions):
+            incarnation.note_confirmed(index, position)
         incarnation.end("a rank died")
         legacy = incarnation.legacy()
         if legacy.engine is None or not all(legacy.reaches(position) for position in positions):
             return legacy.without_survivors(), []
         return legacy, [legacy.redo(position) for position in positions]
+
+    def _progress(self, index: int) -> int:
+        """Return the position of a rank's progress word, as its memory shows it."""
+        start = self.daemon.storage.storage.region.progress.offset_bytes
+        word = self._memories.content(index, start, start + WORD_BYTES)
+        return int.from_bytes(word, sys.byteorder)
 
 
 def poisoned_memories(total_bytes: int, *, ranks: int) -> RankMemories:
