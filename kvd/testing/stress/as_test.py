@@ -43,7 +43,9 @@ def _program(program: Program) -> list[str]:
     if len(steps) == 1 and "\n" not in steps[0] and len(steps[0]) < COLUMNS_MAX - 16:
         arguments.append(f"steps=({steps[0]},)")
     elif steps:
-        arguments.append("\n        ".join(["steps=(", *[f"{step}," for step in steps]]) + "\n    )")
+        arguments.append(
+            "\n        ".join(["steps=(", *[f"{step}," for step in steps]]) + "\n    )"
+        )
     return _call("Program", arguments)
 
 

@@ -108,9 +108,7 @@ class RequestOperations:
         gone: Sequence[Held],
     ) -> None:
         rows_free = self.books.row_count - 1 - len(self.books.held)
-        expected, ending = self.judge.answers.admissions(
-            self.judge.snapshot(), question, rows_free
-        )
+        expected, ending = self.judge.answers.admissions(self.judge.snapshot(), question, rows_free)
         for request, (verdict, _, new_tokens, chunk), right in zip(
             question.requests, answers, expected, strict=True
         ):

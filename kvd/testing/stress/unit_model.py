@@ -61,9 +61,7 @@ class UnitModel:
             return []
         size = self._unit_grains[band]
         return [
-            unit
-            for unit in units
-            if not grains.isdisjoint(range(unit * size, (unit + 1) * size))
+            unit for unit in units if not grains.isdisjoint(range(unit * size, (unit + 1) * size))
         ]
 
     def name(self, band: int) -> str:
