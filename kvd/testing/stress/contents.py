@@ -119,7 +119,7 @@ class Contents:
         self.sink_starts: Indices = np.arange(0, plan.sink_bytes, cell_bytes, dtype=np.int64)
         self.newest_tag = 0
         self._used = np.zeros(plan.arena_bytes // cell_bytes, dtype=np.int8)
-        self._adopts = False
+        self._new_in_windows: list[tuple[BandContents, Indices]] = []
 
     def new_tags(self, count: int) -> Tags:
         """Return tags that nothing was ever filled with."""
@@ -136,9 +136,7 @@ class Contents:
         Raises StressFailure if it lies where it did not lie before.
         """
         self.newest_tag = before.newest_tag
-        self._adopts = True  # bands come in the order of the chain, windows before their owner
         self.apply(outcome, columns_of(outcome))
-        self._adopts = False
         for band, old in zip(self.bands, before.bands, strict=True):
             virtual = band.places.nonzero()[0]
             if not np.array_equal(band.places[virtual], old.places[virtual]):
@@ -147,11 +145,6 @@ class Contents:
                     f"band {band.name}: ids {virtual.tolist()} survived, not all where they lay",
                 )
             band.tags[virtual] = old.tags[virtual]
-        for band in self.windows:
-            if not self.owner.places[band.places.nonzero()[0]].all():
-                raise StressFailure(
-                    CheckName.MAPS, f"band {band.name} kept ids that the owner band lost"
-                )
 
     # ---- the log --------------------------------------------------------------------------------
 
@@ -189,6 +182,15 @@ class Contents:
                     self._clear(columns[effect.units])
                 elif kind is ZeroSink:
                     self.sink_is_zero = True
+        # Only now: an entry binds bands in the order of the chain, windows before their owner.
+        while self._new_in_windows:
+            band, virtual = self._new_in_windows.pop()
+            if not self.owner.places[virtual].all():
+                raise StressFailure(
+                    CheckName.MAPS,
+                    f"band {band.name}: ids {virtual.tolist()} are bound, of which the owner band "
+                    "has not all",
+                )
 
     def _write_map(
         self, effect: WriteMap, columns: list[Indices], zeroed: dict[int, list[Indices]]
@@ -245,14 +247,8 @@ class Contents:
                 CheckName.DISJOINT,
                 f"band {band.name}: units {physical.tolist()} share bytes with live units",
             )
-        if self._adopts:
-            pass
-        elif band.lifetime is Lifetime.WINDOW and not self.owner.places[virtual].all():
-            raise StressFailure(
-                CheckName.MAPS,
-                f"band {band.name}: ids {virtual.tolist()} are bound, of which the owner band has "
-                "not all",
-            )
+        if band.lifetime is Lifetime.WINDOW:
+            self._new_in_windows.append((band, virtual))
         self._used[cells] = 1
         band.owners[physical] = virtual
         band.places[virtual] = physical

@@ -424,11 +424,14 @@ class Model:
                     f"transfer {transfer.number} was told units {units.tolist()} of band "
                     f"{band.name}; its ids lie in {band.places[ids].tolist()}",
                 )
+            tags = np.zeros((ids.size, band.entries_count), dtype=np.int64)
+            if transfer.writes:
+                tags = self.contents.new_tags(tags.size).reshape(tags.shape)
+                transfer.tags.append(tags)
+            if not ids.size:
+                continue
             starts.append((units * band.unit_bytes, band.unit_bytes))
             if transfer.writes:
-                tags = self.contents.new_tags(ids.size * band.entries_count)
-                tags = tags.reshape(ids.size, band.entries_count)
-                transfer.tags.append(tags)
                 words.append(np.repeat(tags, band.entry_words_count, axis=1))
                 band.tags[ids] = UNKNOWN
             else:

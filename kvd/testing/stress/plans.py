@@ -52,7 +52,7 @@ class PeerPlan(NamedTuple):
 
     number: int
     starts: list[tuple[Indices, int]]
-    """First bytes of units and their size, for each band."""
+    """First bytes of units and their size, for each band that takes part."""
     words: list[Tags]
-    """Words that they hold or are to hold, one unit per row, for each band."""
+    """Words that they hold or are to hold, one unit per row, for each such band."""
     writes: bool
