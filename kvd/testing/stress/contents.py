@@ -109,6 +109,8 @@ class Contents:
         self.row_reaches: Indices = np.zeros(plan.row_count, dtype=np.int64)
         """Tokens that each row of the request table reaches, as the table says."""
         self.row_slots: Indices = np.zeros(plan.row_count, dtype=np.int64)
+        self.uncleared: dict[int, None] = {}
+        """Slots that the next launch is to clear; nobody may rely on what they hold."""
         self.pinned: dict[tuple[int, int], str] = {}
         """Band and virtual id of units that must stay where they are, and why."""
         self.moved_count = 0
@@ -208,6 +210,7 @@ class Contents:
             band.owners[old] = 0
             band.places[virtual] = 0
             band.tags[virtual] = UNKNOWN
+            self._cleared(band, virtual)
             self._used[band.cells_of(old)] = 0
             return
         physical = columns[effect.physical]
@@ -278,8 +281,23 @@ class Contents:
         live = virtual[virtual > 0]
         if live.size:
             band.tags[live] = 0
+            self._cleared(band, live)
+
+    def _cleared(self, band: BandContents, virtual: Indices) -> None:
+        if band is self.state and self.uncleared:
+            for slot in virtual.tolist():
+                self.uncleared.pop(slot, None)
 
     def _clear(self, units: Indices) -> None:
+        """Take in that slots were handed out which the next launch is to clear."""
         assert self.state is not None
         virtual = self.state.owners[units]
-        self.state.tags[virtual[virtual > 0]] = 0
+        self.uncleared.update(dict.fromkeys(virtual[virtual > 0].tolist()))
+
+    def clear_slots(self) -> None:
+        """Take in a launch, which clears all slots that are to be cleared first of all."""
+        if self.uncleared:
+            assert self.state is not None
+            slots = np.array(list(self.uncleared), dtype=np.int64)
+            self.state.tags[slots] = 0
+            self.uncleared.clear()

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 ROUNDS_MAX = 4
 """Batches and reports that bring everything to its end, with some to spare."""
 SERVED_BATCHES_MAX = 200
+SERVED_TOKENS = 6
+"""Tokens generated for the last request, behind a prompt that fills the context otherwise."""
 
 
 def finish(run: "StressRun") -> None:
@@ -142,8 +144,8 @@ def _serve(run: "StressRun") -> None:
     """Serve a request that fits an empty arena; raises StressFailure if it is not served."""
     scheduler, model, limits = run.scheduler, run.model, run.scheduler.limits
     number = model.take_number("request")
-    prompt = limits.chunk_tokens
-    new_tokens = limits.context_tokens - prompt
+    new_tokens = min(SERVED_TOKENS, limits.context_tokens - 1)
+    prompt = limits.context_tokens - new_tokens
 
     def ask(batch: Batch) -> None:
         batch.admit([number], prompt_tokens=[prompt], new_tokens_max=[new_tokens])
@@ -160,7 +162,8 @@ def _serve(run: "StressRun") -> None:
     for _ in range(SERVED_BATCHES_MAX):
         if request.computed_tokens == most:
             return
-        tokens = min(most - request.tokens, request.chunk_tokens)
+        # Only the prompt comes in chunks: what is generated was priced a token at a time.
+        tokens = max(1, min(prompt - request.tokens, request.chunk_tokens))
         before = request.tokens
         scheduler.ask(lambda batch, tokens=tokens: batch.take([number], tokens))
         scheduler.send()

@@ -21,6 +21,7 @@ def plan_forward(
     """Return the plan of a step's forward, and take what it writes into the model."""
     requests = [model.requests[number] for number in runners]
     newest_tag = contents.newest_tag
+    contents.clear_slots()
     cells, values = _lookups(contents, model, requests)
     words, tags, starts, places = _reads(contents, model, requests)
     if contents.sink_is_zero:

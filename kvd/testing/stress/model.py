@@ -329,6 +329,13 @@ class Model:
         for number, tokens in zip(ids, each, strict=True):
             self.requests[number].computed_tokens += tokens
 
+    def readable_ids_of(self, owner: Request | Value) -> list[Indices]:
+        """Return the virtual ids of somebody that hold something to copy or to send."""
+        ids, state = self.ids_of(owner), self.contents.state
+        if state is not None and any(slot in self.contents.uncleared for slot in ids[state.index].tolist()):
+            ids[state.index] = _NONE
+        return ids
+
     # ---- values, copies, transfers --------------------------------------------------------------
 
     def pages_of(self, request: Request) -> Indices:

@@ -150,11 +150,11 @@ class Scheduler:
             self.process(1)
         sent_count = self.launched_count - self.model.processed_count
         self.send_if(
-            self.idle
-            or self.batch.idles
+            self.batch.idles
             or self.batch.names_units
             or sent_count >= (STEPS_IN_FLIGHT_MAX if self.overlap else 1)
         )
+        self.send_if(self.idle)
 
     def close_launch(self, *, aborts: bool = False) -> None:
         """End the open launch."""

@@ -41,9 +41,12 @@ def _fits(scheduler: Scheduler, owner: Request | Value, *, sends: bool) -> bool:
     return unknown_over and scheduler.may_be_told(owner)
 
 
-def _units(scheduler: Scheduler, owner: Request | Value, band: int, count: int) -> list[Indices]:
+def _units(
+    scheduler: Scheduler, owner: Request | Value, band: int, count: int, *, sends: bool
+) -> list[Indices]:
     """Return units of each band, or of one of them."""
-    ids = scheduler.model.ids_of(owner)
+    model = scheduler.model
+    ids = model.readable_ids_of(owner) if sends else model.ids_of(owner)
     most = count % TRANSFER_UNITS_MAX + 1
     only = band % (len(ids) + 1)
     return [
@@ -60,8 +63,7 @@ def _propose(
         number, owner, virtual, writes=writes, published=False
     )
     scheduler.batch.names_units = True
-    kind = "value" if isinstance(owner, Value) else "request"
-    scheduler.touch(kind, [owner.number], Touch.CHANGES)
+    scheduler.touch(_kind(owner), [owner.number], Touch.CHANGES)
     names = [band.name for band in scheduler.contents.bands]
     return number, dict(zip(names, virtual, strict=True))
 
@@ -71,7 +73,7 @@ def hold(scheduler: Scheduler, step: Hold) -> bool:
     owner = _chosen(scheduler, step.pick_index, value=step.value, sends=False)
     if owner is None:
         return False
-    virtual = _units(scheduler, owner, step.band, step.count)
+    virtual = _units(scheduler, owner, step.band, step.count, sends=False)
     if not any(ids.size for ids in virtual):
         return False
     number, units = _propose(scheduler, owner, virtual, writes=True)
@@ -84,7 +86,7 @@ def post(scheduler: Scheduler, step: Post) -> bool:
     owner = _chosen(scheduler, step.pick_index, value=not step.request, sends=True)
     if owner is None:
         return False
-    virtual = _units(scheduler, owner, step.band, step.count)
+    virtual = _units(scheduler, owner, step.band, step.count, sends=True)
     if not any(ids.size for ids in virtual):
         return False
     number, units = _propose(scheduler, owner, virtual, writes=False)
@@ -92,20 +94,18 @@ def post(scheduler: Scheduler, step: Post) -> bool:
     return True
 
 
+def _kind(owner: Request | Value) -> str:
+    return "value" if isinstance(owner, Value) else "request"
+
+
 def _held(scheduler: Scheduler, index: int) -> list[Transfer]:
     """Return a held transfer, picked; whatever touches its owner is sent before."""
-    held = [
-        transfer
-        for transfer in scheduler.model.transfers.values()
-        if transfer.writes and not transfer.published
-    ]
+    transfers = scheduler.model.transfers
+    held = [one for one in transfers.values() if not one.published]
     chosen = scheduler.pick(held, index)
     for transfer in chosen:
-        kind = "value" if isinstance(transfer.owner, Value) else "request"
-        scheduler.calm(kind, [transfer.owner.number], Touch.CHANGES)
-        kind = "value" if isinstance(transfer.owner, Value) else "request"
-        scheduler.touch(kind, [transfer.owner.number], Touch.CHANGES)
-    return chosen
+        scheduler.calm(_kind(transfer.owner), [transfer.owner.number], Touch.CHANGES)
+    return [one for one in chosen if one.number in transfers and not one.published]
 
 
 def publish(scheduler: Scheduler, step: Publish) -> bool:
@@ -114,6 +114,7 @@ def publish(scheduler: Scheduler, step: Publish) -> bool:
         if not scheduler.may_be_told(transfer.owner):
             return False
         scheduler.ask(lambda batch: batch.publish(transfer.number))
+        scheduler.touch(_kind(transfer.owner), [transfer.owner.number], Touch.CHANGES)
         scheduler.batch.names_units = True
         return True
     return False
@@ -123,5 +124,6 @@ def cancel_hold(scheduler: Scheduler, step: CancelHold) -> bool:
     """Give up a held transfer."""
     for transfer in _held(scheduler, step.pick_index):
         scheduler.ask(lambda batch: batch.cancel_hold(transfer.number))
+        scheduler.touch(_kind(transfer.owner), [transfer.owner.number], Touch.CHANGES)
         return True
     return False

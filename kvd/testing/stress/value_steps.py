@@ -207,7 +207,7 @@ def backup(scheduler: Scheduler, step: Backup) -> bool:
 def _backup_of(scheduler: Scheduler, value: Value, step: Backup) -> Copy | None:
     """Return a backup of units of a value, proposed; None where nothing fits."""
     model = scheduler.model
-    ids = model.ids_of(value)
+    ids = model.readable_ids_of(value)
     bands = scheduler.contents.bands
     number = model.next_number["copy"]
     copy = Copy(number, value.number, loads=False)
