@@ -49,7 +49,7 @@ class Beside:
         )
 
     def decide(self, *operations: Operation) -> Outcome:
-        """Decide operations in order; return the last outcome. Raises InvariantError."""
+        """Decide operations in order; return the last outcome. Raises StressFailure."""
         assert operations
         for operation in operations:
             self.oracle.before(operation)
@@ -58,7 +58,7 @@ class Beside:
         return outcome
 
     def misuse(self, operation: Operation) -> None:
-        """Decide what is wrong use, and tell the oracle of it. Raises InvariantError."""
+        """Decide what is wrong use, and tell the oracle of it. Raises StressFailure."""
         self.oracle.before(operation)
         try:
             self.engine.decide(0, operation)

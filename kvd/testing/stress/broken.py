@@ -2,15 +2,15 @@
 
 from typing import Never
 
-from kvd.errors import InvariantError
+from kvd.testing.stress.failure import StressFailure
 
 
 def broken(name: str, message: str) -> Never:
-    """Raise InvariantError for a check of the stress harness."""
-    raise InvariantError(f"stress.{name}", message)
+    """Raise StressFailure for a check of the stress harness."""
+    raise StressFailure(f"stress.{name}", message)
 
 
 def require(holds: object, name: str, message: str) -> None:
-    """Raise InvariantError for a check of the stress harness unless something holds."""
+    """Raise StressFailure for a check of the stress harness unless something holds."""
     if not holds:
         broken(name, message)

@@ -43,7 +43,7 @@ class Comparison:
         self.answers = answers
 
     def check(self) -> None:
-        """Compare everything; raises InvariantError, naming the check."""
+        """Compare everything; raises StressFailure, naming the check."""
         self._steps()
         states = [band.unit_states().tolist() for band in self.chain.bands]
         for index, band_states in enumerate(states):

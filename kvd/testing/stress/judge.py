@@ -21,7 +21,7 @@ ASKED_UNITS = (0, 0, 0, 1, 2, 3, 5, 9)
 
 
 class Judge:
-    """Judges answers, waits, moves and requests that are named; raises InvariantError."""
+    """Judges answers, waits, moves and requests that are named; raises StressFailure."""
 
     def __init__(
         self,

@@ -152,7 +152,7 @@ class OpenAccesses:
         ]
 
     def require_clear_write(self, grains: Grains, what: str) -> None:
-        """Raise InvariantError unless the allocator's stream may write grains now.
+        """Raise StressFailure unless the allocator's stream may write grains now.
 
         That is what zeroing on hand-out, and the destination of a move, need: table 8.3, rows c2
         and c3, of which c4 and c5 differ only in whether somebody else follows.
@@ -166,7 +166,7 @@ class OpenAccesses:
                 broken("clearance", f"{what} while step {step} writes it")
 
     def require_clear_read(self, grains: Grains, what: str) -> None:
-        """Raise InvariantError unless the allocator's stream may read live units now (row r1)."""
+        """Raise StressFailure unless the allocator's stream may read live units now (row r1)."""
         for step in self.writing_steps(grains):
             broken("clearance", f"{what} while step {step} may write it")
         for kind, signal in self.on(grains, [UseKind.COPY_WRITE]):

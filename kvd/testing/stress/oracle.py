@@ -93,7 +93,7 @@ class Oracle:
         self._state = state_of(self.engine) if watched else None
 
     def after(self, program: int, operation: Operation, outcome: Outcome) -> None:
-        """Take in an operation that was decided; raises InvariantError, naming the check."""
+        """Take in an operation that was decided; raises StressFailure, naming the check."""
         result = outcome.result
         if isinstance(result, Skipped):
             self._skipped(operation, outcome, result)

@@ -73,7 +73,7 @@ def state_of(engine: StageEngine) -> State:
 
 
 def require_same(before: State, engine: StageEngine, what: str, *, asked: bool = False) -> None:
-    """Raise InvariantError unless an engine's state is what it was.
+    """Raise StressFailure unless an engine's state is what it was.
 
     ``asked`` forgives that requests are known to wait.
     """

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import structs
 
 from kvd.testing.stress.program import RANKS_MIN, AnyStep, Program
+from kvd.testing.stress.run import run
 
 RUNS_MAX: Final = 2000
 
@@ -46,7 +47,13 @@ class _Exhausted(Exception):
     """All runs are used up."""
 
 
-def shrink(program: Program, attempt: Try, *, runs_max: int = RUNS_MAX) -> Shrunk:
+def attempt(program: Program) -> Failing | None:
+    """Play a program, whole, and say how it failed."""
+    failure = run(program).failure
+    return None if failure is None else Failing(failure.check, failure.step_index + 1)
+
+
+def shrink(program: Program, played: Try, *, runs_max: int = RUNS_MAX) -> Shrunk:
     """Return a program of which nothing can be left out or made smaller, one change at a time.
 
     The first run is of the program as it is. Raises ValueError if that does not fail, or if there
@@ -54,10 +61,10 @@ def shrink(program: Program, attempt: Try, *, runs_max: int = RUNS_MAX) -> Shrun
     """
     if runs_max < 1:
         raise ValueError(f"runs_max is {runs_max}; a program has to be run once at least")
-    failing = attempt(program)
+    failing = played(program)
     if failing is None:
         raise ValueError("the program does not fail, so there is nothing to shrink")
-    shrinking = _Shrinking(program, failing, attempt, runs_max)
+    shrinking = _Shrinking(program, failing, played, runs_max)
     exhausted = False
     try:
         shrinking.descend()
@@ -69,11 +76,11 @@ def shrink(program: Program, attempt: Try, *, runs_max: int = RUNS_MAX) -> Shrun
 class _Shrinking:
     """One descent; ``program`` is always the smallest one known to fail."""
 
-    def __init__(self, program: Program, failing: Failing, attempt: Try, runs_max: int) -> None:
+    def __init__(self, program: Program, failing: Failing, played: Try, runs_max: int) -> None:
         self.program = _cut(program, failing)
         self.runs_count = 1
         self._check = failing.check
-        self._attempt = attempt
+        self._played = played
         self._runs_max = runs_max
         self._known = {program, self.program}
         """What was run already, or need not be."""
@@ -96,7 +103,7 @@ class _Shrinking:
             raise _Exhausted
         self._known.add(candidate)
         self.runs_count += 1
-        failing = self._attempt(candidate)
+        failing = self._played(candidate)
         if failing is None or failing.check != self._check:
             return False
         self.program = _cut(candidate, failing)
