@@ -1,7 +1,5 @@
 """An engine with the reference allocator beside it."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from kvd.alloc.band import Band
@@ -17,6 +15,7 @@ from kvd_proto.operations import (
     Launch,
     LoadReserve,
     Operation,
+    Released,
     WriteSet,
 )
 from kvd_proto.outcomes import Outcome
@@ -67,6 +66,11 @@ class Beside:
             return
         raise AssertionError("what is wrong use was served")
 
+    def release(self, entry: Released) -> None:
+        """Let copies and transfers be over. Raises StressFailure."""
+        self.engine.release(entry)
+        self.oracle.released(entry)
+
     # ---- operations -----------------------------------------------------------------------------
 
     @staticmethod
@@ -102,8 +106,3 @@ class Beside:
     def reserve(self, number: int = 1, count: int = 2) -> Operation:
         """Return the reservation of units of the long window for a load into value 1."""
         return LoadReserve(number, 1, (0, count, 0, 0))
-
-
-def rows_of(requests: Sequence[int]) -> bytes:
-    """Return request ids as they travel."""
-    return int64s(requests)

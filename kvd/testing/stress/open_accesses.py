@@ -37,7 +37,7 @@ class OpenAccesses:
 
     @property
     def pending_key(self) -> int:
-        """Return the newest step in flight, under which what is freed now pends; 0: there is none."""
+        """Return the newest step in flight, under which what is freed pends; 0: there is none."""
         return self.launched if self.launched > self.processed else 0
 
     # ---- steps ----------------------------------------------------------------------------------

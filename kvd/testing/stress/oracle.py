@@ -29,7 +29,7 @@ from kvd.testing.stress.unit_model import UnitModel
 from kvd.testing.stress.use_books import UseBooks
 from kvd.testing.stress.use_operations import UseOperations
 from kvd_proto.operations import Admit, LoadReserve, Operation, Publish, Released, Relief, Take
-from kvd_proto.outcomes import AdmitResult, Outcome, Pump, Reason, Refusal, Skipped, Verdict
+from kvd_proto.outcomes import AdmitResult, Outcome, Pump, Refusal, Skipped, Verdict
 
 REFUSED = (Admit, Take, Relief, LoadReserve, Publish)
 """Operations that an expected no may answer; others are turned down as wrong use alone."""

@@ -8,15 +8,17 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from types import BuiltinMethodType, FunctionType, MethodType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvd.alloc.checks import CheckMonitor
 from kvd.alloc.demand import DemandShape
 from kvd.engine.stage import StageEngine
 from kvd.testing.stress.broken import broken
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 State = list[tuple[str, object]]
 """Names of attributes and what they hold, in the order of the walk."""

@@ -1,7 +1,7 @@
 """Making a failing program small: fewer steps, then plainer arguments, then a plainer stage.
 
-Whatever is left out or changed, the rest is a valid program again (`kvd.testing.stress.program`), so
-a candidate is simply run; it counts if the check of the same name fails. That is delta debugging
+Whatever is left out or changed, the rest is a valid program again (`kvd.testing.stress.program`).
+So a candidate is simply run; it counts if the check of the same name fails. That is delta debugging
 over steps (ddmin) and a descent over numbers, and it ends after a number of runs, not after a time:
 the same failing program is shrunk to the same one everywhere.
 """
@@ -43,7 +43,7 @@ class Shrunk:
     """Whether it ended because runs were used up: more of them might make it smaller still."""
 
 
-class _Exhausted(Exception):
+class _ExhaustedError(Exception):
     """All runs are used up."""
 
 
@@ -68,7 +68,7 @@ def shrink(program: Program, played: Try, *, runs_max: int = RUNS_MAX) -> Shrunk
     exhausted = False
     try:
         shrinking.descend()
-    except _Exhausted:
+    except _ExhaustedError:
         exhausted = True
     return Shrunk(shrinking.program, failing.check, shrinking.runs_count, exhausted)
 
@@ -100,7 +100,7 @@ class _Shrinking:
         if candidate in self._known:
             return False
         if self.runs_count >= self._runs_max:
-            raise _Exhausted
+            raise _ExhaustedError
         self._known.add(candidate)
         self.runs_count += 1
         failing = self._played(candidate)
