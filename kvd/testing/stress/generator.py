@@ -13,6 +13,7 @@ from typing import Final
 
 from msgspec.structs import fields
 
+from kvd.testing.stress.meetings import MEETINGS
 from kvd.testing.stress.program import (
     RANKS_MAX,
     RANKS_MIN,
@@ -109,6 +110,7 @@ PROFILES: Final[dict[str, dict[type[AnyStep], int]]] = {
     "stuck": {Hold: 40, Publish: 40, Post: 60, LetGo: 4, EndTransfer: 20, Admit: 120, Extend: 90},
     "death": {Die: 12, Insert: 60, Process: 100, Send: 140},
     "rearranging": {Relief: 70, Idle: 40, Free: 50, Admit: 110, LoadReserve: 30},
+    "meetings": {Admit: 110, AskAgain: 60, Extend: 80, Relief: 40, Play: 60, Follow: 60},
     "tangled": {Abort: 16, Launch: 160, Process: 30, Misuse: 20, Follow: 40, Play: 40},
 }
 """What each profile weighs otherwise."""
@@ -180,9 +182,11 @@ def steps_of(shape: str, seed: int, *, profile: str | None = None) -> Iterator[A
     random = _random(shape, seed, "steps")
     weights = {**WEIGHTS, **PROFILES[profile_of(shape, seed) if profile is None else profile]}
     kinds, shares = list(weights), list(weights.values())
+    name = profile_of(shape, seed) if profile is None else profile
+    runs = MEETINGS if name == "meetings" else _RUNS
     while True:
         if random.randrange(PERMILLE) < RUN_PERMILLE:
-            yield from _RUNS[random.randrange(len(_RUNS))](random)
+            yield from runs[random.randrange(len(runs))](random)
         else:
             yield _drawn(random.choices(kinds, shares)[0], random)
 
