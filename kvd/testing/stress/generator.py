@@ -110,7 +110,7 @@ PROFILES: Final[dict[str, dict[type[AnyStep], int]]] = {
     "stuck": {Hold: 40, Publish: 40, Post: 60, LetGo: 4, EndTransfer: 20, Admit: 120, Extend: 90},
     "death": {Die: 12, Insert: 60, Process: 100, Send: 140},
     "rearranging": {Relief: 70, Idle: 40, Free: 50, Admit: 110, LoadReserve: 30},
-    "meetings": {Admit: 110, AskAgain: 60, Extend: 80, Relief: 40, Play: 60, Follow: 60},
+    "meetings": {Extend: 80, Relief: 40, Play: 60, Follow: 60, Misuse: 60},
     "tangled": {Abort: 16, Launch: 160, Process: 30, Misuse: 20, Follow: 40, Play: 40},
 }
 """What each profile weighs otherwise."""
@@ -156,7 +156,8 @@ BANDS_MAX: Final = 5
 RELIEF_UNITS: Final = (0, 0, 0, 1, 2, 3, 5, 9, 14, 30)
 
 RUN_PERMILLE: Final = 550
-"""Of how many draws a short run of steps comes of."""
+MEETING_PERMILLE: Final = 800
+"""Of how many draws a short run of steps comes of; the latter where these are meetings."""
 
 
 def program_of(shape: str, seed: int) -> Program:
@@ -183,9 +184,11 @@ def steps_of(shape: str, seed: int, *, profile: str | None = None) -> Iterator[A
     weights = {**WEIGHTS, **PROFILES[profile_of(shape, seed) if profile is None else profile]}
     kinds, shares = list(weights), list(weights.values())
     name = profile_of(shape, seed) if profile is None else profile
-    runs = MEETINGS if name == "meetings" else _RUNS
+    runs, permille = (
+        (MEETINGS, MEETING_PERMILLE) if name == "meetings" else (_RUNS, RUN_PERMILLE)
+    )
     while True:
-        if random.randrange(PERMILLE) < RUN_PERMILLE:
+        if random.randrange(PERMILLE) < permille:
             yield from runs[random.randrange(len(runs))](random)
         else:
             yield _drawn(random.choices(kinds, shares)[0], random)

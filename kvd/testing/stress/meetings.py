@@ -1,7 +1,7 @@
 """Runs of steps in which a use of pages meets whoever writes or reads the same bytes next.
 
-Cells of the clearance tables (semantics 8.3 and 8.4) need three things at once: something is at work
-on units, their owner ends or they move, and there is no room but theirs. Drawn one by one, steps
+Cells of the clearance tables (semantics 8.3 and 8.4) need three things at once: something is at
+work on units, their owner ends or they move, and there is no room but theirs. Drawn one by one, steps
 seldom bring that about; each run here is one such meeting, with everything else drawn.
 """
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Final
 
+from kvd.testing.stress.daring import DARES
+from kvd.testing.stress.misuse import MISUSES
 from kvd.testing.stress.program import (
     Admit,
     Advance,
@@ -27,6 +29,7 @@ from kvd.testing.stress.program import (
     LetGo,
     LoadReserve,
     LoadSubmit,
+    Misuse,
     Play,
     Post,
     Process,
@@ -120,7 +123,7 @@ def _later(random: Random) -> Iterator[AnyStep]:
 
 
 def backed_up_and_given_up(random: Random) -> Iterator[AnyStep]:
-    """A value is given up while it is backed up."""
+    """Give a value up while it is backed up."""
     yield from _fill(random)
     yield from _values(random)
     pick = _pick(random)
@@ -131,7 +134,7 @@ def backed_up_and_given_up(random: Random) -> Iterator[AnyStep]:
 
 
 def loaded_and_given_up(random: Random) -> Iterator[AnyStep]:
-    """A value is given up while it is loaded into."""
+    """Give a value up while it is loaded into."""
     yield from _values(random)
     yield from _fill(random)
     pick = _pick(random)
@@ -144,7 +147,7 @@ def loaded_and_given_up(random: Random) -> Iterator[AnyStep]:
 
 
 def loaded_and_read(random: Random) -> Iterator[AnyStep]:
-    """What is loaded is backed up, sent or received into meanwhile, or moves."""
+    """Back up, send or receive into what is being loaded, or have it move."""
     yield from _values(random)
     pick = _pick(random)
     yield LoadReserve(pick_index=pick, count=4, windows_count=3)
@@ -167,7 +170,7 @@ def loaded_and_read(random: Random) -> Iterator[AnyStep]:
 
 
 def published_over_copies(random: Random) -> Iterator[AnyStep]:
-    """A peer is told places that a backup reads, or a load writes."""
+    """Tell a peer places that a backup reads, or a load writes."""
     yield from _values(random)
     pick = _pick(random)
     if random.randrange(2):
@@ -188,7 +191,7 @@ def published_over_copies(random: Random) -> Iterator[AnyStep]:
 
 
 def moved_under_forwards(random: Random) -> Iterator[AnyStep]:
-    """What a forward reads and writes moves, or what it read is handed out."""
+    """Move what a forward reads and writes, or hand out what it read."""
     yield from _fill(random)
     yield Free(pick_index=_pick(random), count=random.randrange(2))
     yield Process(count=3)
@@ -208,7 +211,7 @@ def moved_under_forwards(random: Random) -> Iterator[AnyStep]:
 
 
 def freed_under_forwards(random: Random) -> Iterator[AnyStep]:
-    """Requests end under several forwards in flight, and what they held is taken again."""
+    """End requests under several forwards in flight, and take again what they held."""
     yield from _fill(random)
     for _ in range(random.randint(2, 4)):
         yield Launch(pick_index=_pick(random), count=random.randrange(ALL))
@@ -225,7 +228,7 @@ def freed_under_forwards(random: Random) -> Iterator[AnyStep]:
 
 
 def sent_and_given_up(random: Random) -> Iterator[AnyStep]:
-    """What a peer reads is given up, freed or moved, and its place is wanted."""
+    """Give up, free or move what a peer reads, and want its place."""
     yield from _values(random)
     yield from _fill(random)
     pick = _pick(random)
@@ -245,7 +248,7 @@ def sent_and_given_up(random: Random) -> Iterator[AnyStep]:
 
 
 def received_and_wanted(random: Random) -> Iterator[AnyStep]:
-    """A peer is to write, or writes, where others would have to move."""
+    """Have a peer write, or be about to, where others would have to move."""
     yield from _fill(random)
     yield Process(count=3)
     yield Process(count=3)
@@ -264,7 +267,7 @@ def received_and_wanted(random: Random) -> Iterator[AnyStep]:
 
 
 def lost_and_wanted(random: Random) -> Iterator[AnyStep]:
-    """A transfer fails without proof, and what it touches is wanted."""
+    """Have a transfer fail without proof, and want what it touches."""
     yield from _values(random)
     pick = _pick(random)
     if random.randrange(2):
@@ -279,6 +282,33 @@ def lost_and_wanted(random: Random) -> Iterator[AnyStep]:
     yield Evict(pick_index=pick)
     yield from _take(random)
     yield from _fill(random)
+    yield from _later(random)
+
+
+def dared(random: Random) -> Iterator[AnyStep]:
+    """Read, tell or hold units while a step, a load or a peer may be writing them."""
+    yield from _values(random)
+    pick = _pick(random)
+    match random.randrange(4):
+        case 0:
+            yield Launch(count=ALL, unstated=random.randrange(2) == 0)
+            yield Record()
+        case 1:
+            yield LoadReserve(pick_index=pick, count=4, windows_count=3)
+            if random.randrange(2):
+                yield LoadSubmit(pick_index=pick)
+        case 2:
+            yield Hold(pick_index=pick, count=5, value=random.randrange(2) == 0)
+            if random.randrange(2):
+                yield Publish(pick_index=_pick(random))
+        case _:
+            yield Launch(count=ALL)
+            yield Hold(pick_index=pick, count=5)
+    yield Send()
+    for _ in range(4):
+        wrong = len(MISUSES)
+        first, count = (0, wrong) if random.randrange(4) == 0 else (wrong, len(DARES))
+        yield Misuse(kind_index=first + random.randrange(count), pick_index=_pick(random))
     yield from _later(random)
 
 
@@ -312,6 +342,8 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
     sent_and_given_up,
     received_and_wanted,
     lost_and_wanted,
+    dared,
+    dared,
     _pass,
     _pass,
 )

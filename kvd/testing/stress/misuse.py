@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from kvd.testing.stress.contents import Indices
 from kvd.testing.stress.scheduler import Scheduler
 from kvd.testing.stress.script import Ask
@@ -104,6 +106,40 @@ def _publish_twice(scheduler: Scheduler, pick: int) -> Ask | None:
     return None
 
 
+def _evict_under_receive(scheduler: Scheduler, pick: int) -> Ask | None:
+    held = [
+        value.number
+        for value in scheduler.model.values.values()
+        if not value.loading and not scheduler.may_end(value)
+    ]
+    for number in scheduler.pick(held, pick):
+        return lambda batch: batch.evict([number])
+    return None
+
+
+def _retract_under_transfer(scheduler: Scheduler, pick: int) -> Ask | None:
+    """Name a victim whose last page a peer has."""
+    model = scheduler.model
+    page_tokens = scheduler.contents.plan.page_tokens
+    victims = [
+        request.number
+        for request in scheduler.running()
+        for transfer in request.transfers.values()
+        if np.isin(
+            transfer.virtual[scheduler.contents.owner.index], model.pages_of(request)
+        ).any()
+    ]
+    takers = [
+        request.number
+        for request in scheduler.running()
+        if request.tokens + page_tokens <= scheduler.limits.context_tokens
+    ]
+    for victim in scheduler.pick(victims, pick):
+        for taker in scheduler.pick([one for one in takers if one != victim], pick):
+            return lambda batch: batch.take([taker], page_tokens, victims=[victim])
+    return None
+
+
 def _stand_twice(scheduler: Scheduler, pick: int) -> Ask | None:
     for number in scheduler.pick(list(scheduler.model.standing), pick):
         return lambda batch: batch.standing(add=[number])
@@ -125,4 +161,6 @@ MISUSES: Final[tuple[MakeMisuse, ...]] = (
     _send_unbound,
     _publish_twice,
     _stand_twice,
+    _evict_under_receive,
+    _retract_under_transfer,
 )

@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 from kvd.testing.modelled.ranks import DEADLINE_MS
+from kvd.testing.stress.daring import DARES, forget_proposals
+from kvd.testing.stress.failure import CheckName, StressFailure
 from kvd.testing.stress.misuse import MISUSES
 from kvd.testing.stress.pace import FAVOURS
 from kvd.testing.stress.program import (
@@ -17,6 +19,7 @@ from kvd.testing.stress.program import (
     Play,
 )
 from kvd.testing.stress.ranks import Peer, StressRank
+from kvd.testing.stress.script import SendBatch
 from kvd_client.errors import ReplyError
 from kvd_proto.operations import CopyEnded, TransferEnded
 
@@ -140,11 +143,21 @@ def misuse(run: "StressRun", step: Misuse) -> bool:
     scheduler = run.scheduler
     if scheduler.has_asked:
         scheduler.send()
-    ask = MISUSES[step.kind_index % len(MISUSES)](scheduler, step.pick_index)
+    kind_index = step.kind_index % (len(MISUSES) + len(DARES))
+    is_wrong = kind_index < len(MISUSES)
+    ask = [*MISUSES, *DARES][kind_index](scheduler, step.pick_index)
     if ask is None:
         return False
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.ask(ask)
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.send(misused=True)
+    part = run.script[-1]
+    assert isinstance(part, SendBatch)
+    if part.error is None and is_wrong:
+        raise StressFailure(
+            CheckName.ANSWERS,
+            f"wrong use of kind {kind_index} was served: {MISUSES[kind_index].__name__}",
+        )
+    forget_proposals(scheduler)
     return True
