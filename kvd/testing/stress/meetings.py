@@ -1,8 +1,8 @@
 """Runs of steps in which a use of pages meets whoever writes or reads the same bytes next.
 
 Cells of the clearance tables (semantics 8.3 and 8.4) need three things at once: something is at
-work on units, their owner ends or they move, and there is no room but theirs. Drawn one by one, steps
-seldom bring that about; each run here is one such meeting, with everything else drawn.
+work on units, their owner ends or they move, and there is no room but theirs. Drawn one by one,
+steps seldom bring that about; each run here is one such meeting, with everything else drawn.
 """
 
 from collections.abc import Callable, Iterator
