@@ -6,6 +6,8 @@ and the daemon has to take it for the same one (architecture 3, exactly once). R
 messages are what a session in trouble leaves behind in the sockets.
 """
 
+import os
+import signal
 import time
 from collections import Counter, deque
 from enum import StrEnum
@@ -64,8 +66,18 @@ class FaultyTransport:
         self._random = Random(seed)
         self._old: deque[Frames] = deque(maxlen=OLD_FRAMES_COUNT)
         self.armed = False
+        self._calls_to_death = 0
         self.counts: Counter[Fault] = Counter()
         """Faults that happened so far."""
+
+    def die_after(self, calls_count: int) -> None:
+        """Have this process be killed when so many more messages have gone out or come in."""
+        self._calls_to_death = calls_count
+
+    def die_if_due(self) -> None:
+        """Kill this process if it was to die, however few messages there were since."""
+        if self._calls_to_death:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def open(self, deadline_ms: int) -> Ticket:
         """Connect; see `Transport`."""
@@ -73,6 +85,7 @@ class FaultyTransport:
 
     def send(self, frames: Frames) -> None:
         """Send one message, perhaps late, twice or behind an old one; raises LostError."""
+        self._come_to_death()
         rates = self._rates
         if self._meets(Fault.LOSE_REQUEST, rates.lose_request_permille):
             raise LostError("the request was lost on its way out")
@@ -83,7 +96,9 @@ class FaultyTransport:
         self._inner.send(frames)
         if self._meets(Fault.DOUBLE, rates.double_permille):
             self._inner.send(frames)
-        self._old.append(frames)
+        if self.armed:
+            # What was sent before, such as a hello, goes out once in a session's life.
+            self._old.append(frames)
 
     def wait(self, deadline_ms: int) -> None:
         """Block until a message is there; see `Transport`."""
@@ -96,6 +111,7 @@ class FaultyTransport:
     def receive(self) -> Frames:
         """Return the message that is there; raises LostError, and then it is gone."""
         frames = self._inner.receive()
+        self._come_to_death()
         if self._meets(Fault.LOSE_ANSWER, self._rates.lose_answer_permille):
             raise LostError("the answer was lost on its way in")
         return frames
@@ -111,6 +127,12 @@ class FaultyTransport:
     def close(self) -> None:
         """Close everything; see `Transport`."""
         self._inner.close()
+
+    def _come_to_death(self) -> None:
+        if self._calls_to_death:
+            if self._calls_to_death == 1:
+                self.die_if_due()
+            self._calls_to_death -= 1
 
     def _meets(self, fault: Fault, permille: int) -> bool:
         """Return whether a message meets a fault, which is drawn even where it does not count."""

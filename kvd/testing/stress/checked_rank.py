@@ -1,6 +1,7 @@
 """What every kind of rank of a stress run does: pools, findings, and how a finding is worded."""
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,8 +9,9 @@ import numpy.typing as npt
 
 from kvd.testing.stress.contents import UNKNOWN, WORD_BYTES, Indices, Tags
 from kvd.testing.stress.failure import CheckName, StressFailure
-from kvd.testing.stress.plans import ForwardPlan
+from kvd.testing.stress.plans import ForwardPlan, PeerPlan
 from kvd_client import Client
+from kvd_client.launch import Step
 
 if TYPE_CHECKING:
     from kvd_client.device.host_pool import HostPool
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 INT32_BYTES = 4
 
 
-class CheckedRank:
+class CheckedRank(ABC):
     """A client whose memory is compared with what the log says; nothing is raised, but kept."""
 
     def __init__(
@@ -34,13 +36,21 @@ class CheckedRank:
         self.words = memory_bytes[: client.plan.arena_bytes].view(np.int64)
         self.cells = memory_bytes.view(np.int32)
         self.findings: list[StressFailure] = []
-        self.pools: list["HostPool"] = [
+        self.pools: list[HostPool] = [
             client.host_pool(band.name, pool_places) for band in client.plan.bands
         ]
         self.checked_words_count = 0
 
     def note(self, what: str) -> None:
         """Say what the rank is doing, for whoever names its actions."""
+
+    @abstractmethod
+    def enqueue_forward(self, step: Step, plan: ForwardPlan, *, silent: bool) -> None:
+        """Enqueue a forward inside its launch block."""
+
+    @abstractmethod
+    def expect_peers(self, plans: Sequence[PeerPlan], position: int) -> None:
+        """Take note of transfers whose places are true once the log is applied to a position."""
 
     # ---- forwards -------------------------------------------------------------------------------
 

@@ -106,7 +106,10 @@ def give_up(scheduler: Scheduler, step: GiveUp) -> bool:
 
 def extend(scheduler: Scheduler, step: Extend) -> bool:
     """Grow requests, up to twice their chunk, within the context."""
-    chosen = [request.number for request in scheduler.pick(scheduler.running(), step.pick_index, step.count % 4 + 1)]
+    chosen = [
+        request.number
+        for request in scheduler.pick(scheduler.running(), step.pick_index, step.count % 4 + 1)
+    ]
     scheduler.calm("request", chosen, Touch.GROWS)
     ids: list[int] = []
     each: list[int] = []
@@ -190,7 +193,10 @@ def stand(scheduler: Scheduler, step: Stand) -> bool:
     # An operation that names somebody who is refused is skipped as a whole.
     fresh = [number for number in chosen if number in batch.opened]
     joining = [number for number in chosen if number not in inside and number not in fresh]
-    for add, remove in ((joining, inside), *[([number], []) for number in fresh if number not in inside]):
+    for add, remove in (
+        (joining, inside),
+        *[([number], []) for number in fresh if number not in inside],
+    ):
         if add or remove:
             scheduler.ask(lambda batch, add=add, remove=remove: batch.standing(add, remove))
     batch.standing.update(dict.fromkeys(inside, False))
@@ -233,9 +239,7 @@ def advance(scheduler: Scheduler, step: Advance) -> bool:
 
 def free(scheduler: Scheduler, step: Free) -> bool:
     """End requests, or those that are only asked for."""
-    fitting = [
-        request.number for request in scheduler.running() if scheduler.may_end(request)
-    ]
+    fitting = [request.number for request in scheduler.running() if scheduler.may_end(request)]
     chosen = scheduler.pick(fitting, step.pick_index, step.count % 3 + 1)
     if scheduler.calm("request", chosen, Touch.CHANGES):
         chosen = [number for number in chosen if number in scheduler.model.requests]
@@ -252,9 +256,7 @@ def free(scheduler: Scheduler, step: Free) -> bool:
 def launch(scheduler: Scheduler, step: Launch) -> bool:
     """Begin a forward over requests that may run."""
     scheduler.prepare_launch()
-    fitting = [
-        request.number for request in scheduler.running() if scheduler.may_run(request)
-    ]
+    fitting = [request.number for request in scheduler.running() if scheduler.may_run(request)]
     standing = list(scheduler.model.standing)
     runs_standing = step.standing and bool(standing) and all(one in fitting for one in standing)
     if runs_standing:
@@ -312,9 +314,7 @@ def relief(scheduler: Scheduler, step: Relief) -> bool:
 def reset_sink(scheduler: Scheduler, step: ResetSink) -> bool:
     """Have a forward leave something in the sink, and then have that filled with zero."""
     scheduler.prepare_launch()
-    fitting = [
-        request.number for request in scheduler.running() if scheduler.may_run(request)
-    ]
+    fitting = [request.number for request in scheduler.running() if scheduler.may_run(request)]
     if fitting:
         writes = tuple(fitting[:1])
         scheduler.open_launch(

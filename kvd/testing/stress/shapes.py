@@ -24,7 +24,6 @@ from kvd_proto.memory import (
     StateTensor,
 )
 
-
 ROW_BYTES: Final = 16
 """What the planner asks every row of keys or values to be a multiple of."""
 ROW_ELEMENTS_COUNT: Final = ROW_BYTES // 2
