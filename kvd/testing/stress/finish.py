@@ -10,6 +10,7 @@ from kvd.testing.stress.failure import CheckName, StressFailure
 from kvd.testing.stress.model import Model
 from kvd.testing.stress.scheduler import Scheduler
 from kvd.testing.stress.script import OpenLaunch
+from kvd.testing.stress.shapes import servable_prompt_tokens
 from kvd_client import Batch
 
 if TYPE_CHECKING:
@@ -171,7 +172,8 @@ def serve(run: FinishedRun) -> None:
     scheduler, model, limits = run.scheduler, run.model, run.scheduler.limits
     number = model.take_number("request")
     new_tokens = min(SERVED_TOKENS, limits.context_tokens - 1)
-    prompt = limits.context_tokens - new_tokens
+    program = run.program
+    prompt = servable_prompt_tokens(program.shape, overlap=program.overlap, new_tokens=new_tokens)
 
     def ask(batch: Batch) -> None:
         batch.admit([number], prompt_tokens=[prompt], new_tokens_max=[new_tokens])
@@ -179,7 +181,7 @@ def serve(run: FinishedRun) -> None:
     scheduler.ask(ask)
     scheduler.send()
     request = model.requests.get(number)
-    if request is None:
+    if request is None or request.new_tokens != new_tokens:
         raise StressFailure(
             CheckName.LIVENESS,
             f"a request of {prompt} prompt tokens is not admitted to an empty arena",

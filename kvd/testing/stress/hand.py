@@ -41,6 +41,8 @@ class Hand(Generic[RankT]):
         self.done_count += 1
         self.rank.note(f"part {self.done_count}")
         if isinstance(part, SendBatch):
+            for fill in part.fills:
+                self.rank.fill_pool(fill.band_index, fill.places, fill.words)
             if self._follows:
                 self.rank.client.follow(part.position, records=[part.record])
             else:
@@ -87,8 +89,6 @@ class Hand(Generic[RankT]):
 
     def _send(self, part: SendBatch, *, first: bool) -> None:
         client = self.rank.client
-        for fill in part.fills:
-            self.rank.fill_pool(fill.band_index, fill.places, fill.words)
         error: str | None = None
         block, batch = self.open_batch(part)
         try:

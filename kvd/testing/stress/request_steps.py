@@ -106,10 +106,7 @@ def give_up(scheduler: Scheduler, step: GiveUp) -> bool:
 
 def extend(scheduler: Scheduler, step: Extend) -> bool:
     """Grow requests, up to twice their chunk, within the context."""
-    chosen = [
-        request.number
-        for request in scheduler.pick(scheduler.running(), step.pick_index, step.count % 4 + 1)
-    ]
+    chosen = [request.number for request in scheduler.pick(scheduler.running(), step.pick_index, step.count % 4 + 1)]
     scheduler.calm("request", chosen, Touch.GROWS)
     ids: list[int] = []
     each: list[int] = []
@@ -193,10 +190,7 @@ def stand(scheduler: Scheduler, step: Stand) -> bool:
     # An operation that names somebody who is refused is skipped as a whole.
     fresh = [number for number in chosen if number in batch.opened]
     joining = [number for number in chosen if number not in inside and number not in fresh]
-    for add, remove in (
-        (joining, inside),
-        *[([number], []) for number in fresh if number not in inside],
-    ):
+    for add, remove in ((joining, inside), *[([number], []) for number in fresh if number not in inside]):
         if add or remove:
             scheduler.ask(lambda batch, add=add, remove=remove: batch.standing(add, remove))
     batch.standing.update(dict.fromkeys(inside, False))
@@ -238,16 +232,20 @@ def advance(scheduler: Scheduler, step: Advance) -> bool:
 
 
 def free(scheduler: Scheduler, step: Free) -> bool:
-    """End requests, or those that are only asked for."""
-    fitting = [request.number for request in scheduler.running() if scheduler.may_end(request)]
-    chosen = scheduler.pick(fitting, step.pick_index, step.count % 3 + 1)
+    """End requests whom nobody is to write."""
+    chosen = scheduler.pick(_ending(scheduler), step.pick_index, step.count % 3 + 1)
     if scheduler.calm("request", chosen, Touch.CHANGES):
-        chosen = [number for number in chosen if number in scheduler.model.requests]
+        still = _ending(scheduler)
+        chosen = [number for number in chosen if number in still]
     if not chosen:
         return False
     scheduler.ask(lambda batch: batch.free(chosen))
     scheduler.touch("request", chosen, Touch.CHANGES)
     return True
+
+
+def _ending(scheduler: Scheduler) -> list[int]:
+    return [request.number for request in scheduler.running() if scheduler.may_end(request)]
 
 
 # ---- forwards -----------------------------------------------------------------------------------
@@ -256,7 +254,9 @@ def free(scheduler: Scheduler, step: Free) -> bool:
 def launch(scheduler: Scheduler, step: Launch) -> bool:
     """Begin a forward over requests that may run."""
     scheduler.prepare_launch()
-    fitting = [request.number for request in scheduler.running() if scheduler.may_run(request)]
+    fitting = [
+        request.number for request in scheduler.running() if scheduler.may_run(request)
+    ]
     standing = list(scheduler.model.standing)
     runs_standing = step.standing and bool(standing) and all(one in fitting for one in standing)
     if runs_standing:
@@ -314,7 +314,9 @@ def relief(scheduler: Scheduler, step: Relief) -> bool:
 def reset_sink(scheduler: Scheduler, step: ResetSink) -> bool:
     """Have a forward leave something in the sink, and then have that filled with zero."""
     scheduler.prepare_launch()
-    fitting = [request.number for request in scheduler.running() if scheduler.may_run(request)]
+    fitting = [
+        request.number for request in scheduler.running() if scheduler.may_run(request)
+    ]
     if fitting:
         writes = tuple(fitting[:1])
         scheduler.open_launch(
@@ -335,7 +337,9 @@ def idle(scheduler: Scheduler, step: Idle) -> bool:
 
 
 def send(scheduler: Scheduler, step: Send) -> bool:
-    """Send the open batch; an empty one too, but for that which would only follow another."""
+    """Send the open batch, if there is anything to say."""
+    if not scheduler.has_asked and not scheduler.has_notices:
+        return False
     scheduler.send()
     return True
 
