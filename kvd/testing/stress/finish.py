@@ -6,6 +6,7 @@ import numpy as np
 
 from kvd.testing.stress.failure import CheckName, StressFailure
 from kvd.testing.stress.script import OpenLaunch
+from kvd.testing.stress.shapes import servable_prompt_tokens
 from kvd_client import Batch
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ def _serve(run: "StressRun") -> None:
     scheduler, model, limits = run.scheduler, run.model, run.scheduler.limits
     number = model.take_number("request")
     new_tokens = min(SERVED_TOKENS, limits.context_tokens - 1)
-    prompt = limits.context_tokens - new_tokens
+    program = run.program
+    prompt = servable_prompt_tokens(program.shape, overlap=program.overlap, new_tokens=new_tokens)
 
     def ask(batch: Batch) -> None:
         batch.admit([number], prompt_tokens=[prompt], new_tokens_max=[new_tokens])
@@ -153,7 +155,7 @@ def _serve(run: "StressRun") -> None:
     scheduler.ask(ask)
     scheduler.send()
     request = model.requests.get(number)
-    if request is None:
+    if request is None or request.new_tokens != new_tokens:
         raise StressFailure(
             CheckName.LIVENESS,
             f"a request of {prompt} prompt tokens is not admitted to an empty arena",

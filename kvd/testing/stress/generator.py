@@ -117,8 +117,8 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
     "pick_index": (64, 200),
     "first_victim_index": (64, 300),
     "count": (8, 400),
-    "prompt_tokens": (128, 50),
-    "new_tokens": (128, 150),
+    "prompt_tokens": (80, 50),
+    "new_tokens": (48, 250),
     "tokens": (32, 300),
     "take_tokens": (32, 250),
     "chunk_tokens": (64, 700),
@@ -134,6 +134,9 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
     "favour_index": (10, 400),
 }
 """Of each number: one more than the highest, and permille of the draws that are plain 0."""
+
+SMALL: Final = ("prompt_tokens", "new_tokens", "tokens", "take_tokens")
+"""Numbers that are mostly small."""
 
 FLAGS: Final[dict[str, int]] = {
     "unstated": 200,
@@ -200,6 +203,8 @@ def _drawn(kind: type[AnyStep], random: Random) -> AnyStep:
         else:
             end, plain_permille = RANGES[name]
             plain = random.randrange(PERMILLE) < plain_permille
+            if name in SMALL and not plain:
+                end = random.randrange(1, end)
             arguments[name] = 0 if plain else random.randrange(end)
     return kind(**arguments)
 
@@ -236,6 +241,17 @@ def _prefill(random: Random) -> Iterator[AnyStep]:
     yield Advance(count=3, pick_index=random.randrange(64))
     if random.randrange(2):
         yield _drawn(Extend, random)
+
+
+def _grow(random: Random) -> Iterator[AnyStep]:
+    """Everybody takes as much as he may, and computes it."""
+    yield Extend(count=3, pick_index=random.randrange(64), tokens=random.randrange(8, 40))
+    yield Send()
+    yield Launch(count=7)
+    yield Record()
+    yield Advance(count=3, pick_index=random.randrange(64))
+    yield Advance(count=3, pick_index=random.randrange(64))
+    yield Process(count=random.randrange(4))
 
 
 def _keep(random: Random) -> Iterator[AnyStep]:
@@ -310,6 +326,8 @@ _RUNS: Final = (
     _pass,
     _prefill,
     _prefill,
+    _grow,
+    _grow,
     _keep,
     _load,
     _send,

@@ -39,6 +39,8 @@ class Hand:
         self.done_count += 1
         self.rank.note(f"part {self.done_count}")
         if isinstance(part, SendBatch):
+            for fill in part.fills:
+                self.rank.fill_pool(fill.band_index, fill.places, fill.words)
             if self._follows:
                 self.rank.client.follow(part.position, records=[part.record])
             else:
@@ -68,8 +70,6 @@ class Hand:
 
     def _send(self, part: SendBatch, *, first: bool) -> None:
         client = self.rank.client
-        for fill in part.fills:
-            self.rank.fill_pool(fill.band_index, fill.places, fill.words)
         error: str | None = None
         block = client.batch()
         batch = block.__enter__()

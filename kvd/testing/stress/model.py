@@ -20,7 +20,6 @@ from kvd_proto.operations import (
     Free,
     Hold,
     Insert,
-    Launch,
     LoadCancel,
     LoadName,
     LoadReserve,
@@ -31,7 +30,6 @@ from kvd_proto.operations import (
     Publish,
     Standing,
     Take,
-    WriteSet,
 )
 from kvd_proto.outcomes import (
     NO_COLUMN,
@@ -230,9 +228,6 @@ class Model:
                     for number in int64s(operation.requests):
                         self.waiting.pop(number, None)
                         self._gone(number)
-            case Launch():
-                if operation.writes is WriteSet.UNKNOWN:
-                    self.unknown_step = max(self.unknown_step, operation.step)
             case Processed():
                 self.processed_count = operation.step
             case Insert():

@@ -232,18 +232,20 @@ def advance(scheduler: Scheduler, step: Advance) -> bool:
 
 
 def free(scheduler: Scheduler, step: Free) -> bool:
-    """End requests, or those that are only asked for."""
-    fitting = [
-        request.number for request in scheduler.running() if scheduler.may_end(request)
-    ]
-    chosen = scheduler.pick(fitting, step.pick_index, step.count % 3 + 1)
+    """End requests whom nobody is to write."""
+    chosen = scheduler.pick(_ending(scheduler), step.pick_index, step.count % 3 + 1)
     if scheduler.calm("request", chosen, Touch.CHANGES):
-        chosen = [number for number in chosen if number in scheduler.model.requests]
+        still = _ending(scheduler)
+        chosen = [number for number in chosen if number in still]
     if not chosen:
         return False
     scheduler.ask(lambda batch: batch.free(chosen))
     scheduler.touch("request", chosen, Touch.CHANGES)
     return True
+
+
+def _ending(scheduler: Scheduler) -> list[int]:
+    return [request.number for request in scheduler.running() if scheduler.may_end(request)]
 
 
 # ---- forwards -----------------------------------------------------------------------------------
@@ -335,7 +337,9 @@ def idle(scheduler: Scheduler, step: Idle) -> bool:
 
 
 def send(scheduler: Scheduler, step: Send) -> bool:
-    """Send the open batch; an empty one too, but for that which would only follow another."""
+    """Send the open batch, if there is anything to say."""
+    if not scheduler.has_asked and not scheduler.has_notices:
+        return False
     scheduler.send()
     return True
 

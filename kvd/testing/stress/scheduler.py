@@ -79,6 +79,8 @@ class Scheduler:
         self.launching = False
         self.idle = False
         """Nothing may be launched before another batch."""
+        self.has_notices = False
+        """A launch is to be noticed by the next batch."""
         self.used_places: dict[int, dict[int, int]] = {}
         """By band and place of the host pool: the copy that uses it."""
 
@@ -105,6 +107,7 @@ class Scheduler:
         batch, self.batch = self.batch, OpenBatch()
         self._carry(SendBatch(batch.asks, batch.processed, batch.fills, misused=misused))
         self.idle = batch.idles
+        self.has_notices = False
 
     def send_if(self, due: bool) -> None:
         """Send the open batch if there is a reason to."""
@@ -139,6 +142,9 @@ class Scheduler:
         """Begin a forward; whatever has to come before it does."""
         self._carry(launch)
         self.launched_count = launch.step
+        self.has_notices = True
+        if launch.writes is None:
+            self.model.unknown_step = launch.step
         self.launching = True
 
     def prepare_launch(self) -> None:

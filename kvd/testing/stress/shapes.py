@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, NamedTuple
 
+import numpy as np
 from msgspec import structs
 
+from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage, build_group
+from kvd.engine.stage import StageEngine
 from kvd.errors import WorkloadError
+from kvd.testing.stress.contents import columns_of
 from kvd_proto.memory import (
     AttentionPart,
     DeclaredLayers,
@@ -23,7 +27,8 @@ from kvd_proto.memory import (
     StatePart,
     StateTensor,
 )
-
+from kvd_proto.operations import Admit, Free
+from kvd_proto.outcomes import AdmitResult
 
 ROW_BYTES: Final = 16
 """What the planner asks every row of keys or values to be a multiple of."""
@@ -192,6 +197,27 @@ def stress_stage(name: str, *, overlap: bool) -> StressStage:
     floor_bytes = build_group(layers, inputs=sizing).budget_floor_bytes
     sizing = structs.replace(sizing, budget_bytes=floor_bytes + shape.spare_bytes)
     return StressStage(build_group(layers, inputs=sizing).stages[0], layers, sizing)
+
+
+@cache
+def servable_prompt_tokens(name: str, *, overlap: bool, new_tokens: int) -> int:
+    """Return the longest prompt that an empty stage admits with so many tokens behind it.
+
+    Found by asking an engine that was never used.
+    """
+    built = stress_stage(name, overlap=overlap)
+    engine = StageEngine(built.storage, level=CheckLevel.OFF)
+    for request, prompt in enumerate(range(built.layers.context_tokens - new_tokens, 0, -1), 1):
+        columns = [np.array([count], dtype="<i4").tobytes() for count in (prompt, new_tokens)]
+        asked = Admit(np.array([request], dtype="<i8").tobytes(), *columns)
+        outcome = engine.decide(0, asked)
+        assert isinstance(outcome.result, AdmitResult)
+        granted = columns_of(outcome)[outcome.result.new_tokens]
+        if not outcome.result.refusals and granted[0] == new_tokens:
+            return prompt
+        if not outcome.result.refusals:
+            engine.decide(0, Free(asked.requests))
+    raise WorkloadError(f"the stage of shape {name!r} admits nobody")
 
 
 def _attention(rows_count: int, window_tokens: int | None = None) -> LayerDecl:

@@ -113,7 +113,8 @@ def _open_loads(scheduler: Scheduler, index: int) -> list[Copy]:
     ]
     chosen = scheduler.pick(loads, index)
     scheduler.calm("value", [load.value for load in chosen], Touch.CHANGES)
-    return [load for load in chosen if load.number in scheduler.model.copies]
+    copies = scheduler.model.copies
+    return [load for load in chosen if load.number in copies and not load.submitted]
 
 
 def _name(scheduler: Scheduler, load: Copy, count: int) -> bool:
@@ -160,6 +161,7 @@ def load_submit(scheduler: Scheduler, step: LoadSubmit) -> bool:
         _name(scheduler, load, LOAD_UNITS_MAX)
         scheduler.batch.fills += fills
         scheduler.ask(lambda batch: batch.load_submit(load.number, places))
+        scheduler.touch("value", [load.value], Touch.CHANGES)
         scheduler.batch.names_units = True
         return True
     return False
