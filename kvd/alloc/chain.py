@@ -278,8 +278,8 @@ class ChainAllocator:
         layout = plan(snapshot, self._generous(wanted_units), Step.NO_MOVE, Tier.STREAM)
         if layout is None:
             layout = first_plan(snapshot, wanted_units)
-        assert layout is not None, "drawing frontiers back took room away"
-        assert layout.tier is Tier.STREAM
+        if layout is None or layout.tier is not Tier.STREAM:
+            return self._shortage(wanted_units)
         if layout.step is Step.NO_MOVE:
             moved = self._realize(snapshot, layout)
             for band, wanted in zip(self.bands, wanted_units, strict=True):

@@ -19,6 +19,7 @@ from kvd.testing.stress.program import (
     Play,
 )
 from kvd.testing.stress.ranks import Peer, StressRank
+from kvd.testing.stress.scheduler import Scheduler
 from kvd.testing.stress.script import SendBatch
 from kvd_client.errors import ReplyError
 from kvd_proto.operations import CopyEnded, TransferEnded
@@ -139,25 +140,33 @@ def report_transfer(
 
 
 def misuse(run: "StressRun", step: Misuse) -> bool:
-    """Ask for something wrong between two things that are not."""
-    scheduler = run.scheduler
+    """Ask for something wrong between two things that are not; raises StressFailure if served."""
+    if not ask_wrong(run.scheduler, step):
+        return False
+    part = run.script[-1]
+    assert isinstance(part, SendBatch)
+    kind_index = _wrong_index(step)
+    if kind_index < len(MISUSES) and part.error is None:
+        raise StressFailure(
+            CheckName.ANSWERS, f"wrong use was served: {MISUSES[kind_index].__name__[1:]}"
+        )
+    return True
+
+
+def ask_wrong(scheduler: Scheduler, step: Misuse) -> bool:
+    """Send a batch that holds something wrong, or something that may be turned down."""
     if scheduler.has_asked:
         scheduler.send()
-    kind_index = step.kind_index % (len(MISUSES) + len(DARES))
-    is_wrong = kind_index < len(MISUSES)
-    ask = [*MISUSES, *DARES][kind_index](scheduler, step.pick_index)
+    ask = (*MISUSES, *DARES)[_wrong_index(step)](scheduler, step.pick_index)
     if ask is None:
         return False
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.ask(ask)
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.send(misused=True)
-    part = run.script[-1]
-    assert isinstance(part, SendBatch)
-    if part.error is None and is_wrong:
-        raise StressFailure(
-            CheckName.ANSWERS,
-            f"wrong use of kind {kind_index} was served: {MISUSES[kind_index].__name__}",
-        )
     forget_proposals(scheduler)
     return True
+
+
+def _wrong_index(step: Misuse) -> int:
+    return step.kind_index % (len(MISUSES) + len(DARES))

@@ -29,6 +29,7 @@ from kvd.testing.stress.oracle import Oracle
 from kvd.testing.stress.pace import Pace
 from kvd.testing.stress.plans import ForwardPlan
 from kvd.testing.stress.program import AnyStep, Program
+from kvd.testing.stress.ranks import StressRank
 from kvd.testing.stress.scheduler import Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import stress_stage
@@ -143,10 +144,15 @@ class StressRun:
         self.counts["survived"] += len(survivors)
         self._schedule(Model.after(before, contents, survivors))
 
+    @property
+    def ranks(self) -> list[StressRank]:
+        """Return all ranks."""
+        return self.stage.ranks
+
     # ---- parts ----------------------------------------------------------------------------------
 
     @property
-    def first(self) -> Hand:
+    def first(self) -> Hand[StressRank]:
         """Return the rank that does everything first."""
         return self.stage.hands[self.first_index]
 
@@ -161,7 +167,7 @@ class StressRun:
             if behind > LAG_PARTS_MAX:
                 self.follow(hand, behind - LAG_PARTS_MAX)
 
-    def follow(self, hand: Hand, count: int) -> int:
+    def follow(self, hand: Hand[StressRank], count: int) -> int:
         """Have a rank do what the first one did; return how many parts that were."""
         parts = self.script[hand.done_count : hand.done_count + count]
         for part in parts:
@@ -186,7 +192,8 @@ class StressRun:
         part = self.script[-1]
         if not isinstance(part, SendBatch) or not part.misused:
             raise StressFailure(
-                CheckName.CLIENT, f"{type(operation).__name__} was called wrong use: {error.message}"
+                CheckName.CLIENT,
+                f"{type(operation).__name__} was called wrong use: {error.message}",
             )
 
     def after(self, operation: Operation, outcome: Outcome) -> None:
@@ -205,7 +212,7 @@ class StressRun:
         if isinstance(entry, Released):
             self.oracle.released(entry)
         self._digest.update(encode(outcome))
-        self.model.note_own(entry, outcome)
+        self.model.note_own(outcome)
         for copy in self.model.ended_backups:
             for rank in self.stage.ranks:
                 for band, words in copy.words.items():

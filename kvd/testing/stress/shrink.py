@@ -165,12 +165,23 @@ def _changes(step: AnyStep) -> Iterator[Change]:
     """Yield changes that make a step plainer; each is made again while it helps."""
     yield lambda it: type(it)()
     for field in structs.fields(step):
+        value: object = getattr(step, field.name)
         for smaller in (_plainest, _half, _one_less):
             yield _changed(field.name, smaller)
+            if isinstance(value, tuple):
+                for place in range(len(value)):
+                    yield _changed(field.name, _at(place, smaller))
 
 
 def _changed(name: str, smaller: Callable[[Any], Any]) -> Change:
     return lambda step: structs.replace(step, **{name: smaller(getattr(step, name))})
+
+
+def _at(place: int, smaller: Callable[[Any], Any]) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+    """Return the change of one number of a list, if the list still has it."""
+    return lambda numbers: tuple([
+        smaller(number) if index == place else number for index, number in enumerate(numbers)
+    ])  # fmt: skip
 
 
 def _plainest(value: Any) -> Any:
@@ -179,10 +190,9 @@ def _plainest(value: Any) -> Any:
 
 
 def _half(value: Any) -> Any:
-    """Return half of a number, rounded down, or the first half of a list, or of its numbers."""
+    """Return half of a number, rounded down, or the first half of a list."""
     if isinstance(value, tuple):
-        halves = tuple([number // 2 for number in value])
-        return halves if any(halves) else value[: len(value) // 2]
+        return value[: len(value) // 2]
     return value if isinstance(value, bool) else value // 2
 
 

@@ -141,7 +141,7 @@ class StressRanks:
         assert isinstance(incarnation, WatchedIncarnation)
         self.incarnation = incarnation
         self._memories = memories
-        self.hands: list[Hand] = []
+        self.hands: list[Hand[StressRank]] = []
         plan = built.storage.storage
         for index in range(program.ranks_count):
             device = ModelledDevice(world, rank=str(index), plan=plan, declares_only=True)
