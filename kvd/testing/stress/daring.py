@@ -78,15 +78,28 @@ def _transfer(
 
 
 def _publish(scheduler: Scheduler, pick: int) -> Ask | None:
-    """Tell a peer to write what a step may be writing."""
+    """Tell a peer to write what the one step in flight is known to write."""
     held = [
         one.number
         for one in scheduler.model.transfers.values()
-        if not one.published and not scheduler.may_be_told(one.owner)
+        if not one.published and _is_written_by_the_step_in_flight(scheduler, one)
     ]
     for number in scheduler.pick(held, pick):
         return lambda batch: batch.publish(number)
     return None
+
+
+def _is_written_by_the_step_in_flight(scheduler: Scheduler, transfer: Transfer) -> bool:
+    model, owner, step = scheduler.model, transfer.owner, scheduler.launched_count
+    if not isinstance(owner, Request) or scheduler.launching:
+        return False
+    if not owner.step == step == model.processed_count + 1 or model.unknown_step == step:
+        return False
+    if owner.written_tokens <= owner.computed_tokens:
+        return False
+    place = (owner.written_tokens - 1) // scheduler.contents.plan.page_tokens
+    page = model.pages_of(owner)[place]
+    return bool((transfer.virtual[scheduler.contents.owner.index] == page).any())
 
 
 def _backup(scheduler: Scheduler, pick: int) -> Ask | None:
