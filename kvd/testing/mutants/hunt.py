@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, cycle, islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -23,6 +22,9 @@ from kvd.testing.mutants.registry import FAULTS, PROFILES_OF
 from kvd.testing.stress.generator import PROFILES, program_of, steps_of
 from kvd.testing.stress.run import run_steps
 from kvd.testing.stress.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkProcess
 
 OPERATIONS_MAX: Final = 20_000
 """Operations within which a fault has to be noticed, over all runs."""
@@ -144,7 +146,7 @@ class _Hunter:
         self._operations_max = operations_max
         context = get_context("fork")
         self.pipe, self._theirs = context.Pipe(duplex=False)
-        self._process: ForkProcess = context.Process(
+        self._process: "ForkProcess" = context.Process(
             target=_hunt_one,
             args=(self._theirs, os.getpid(), FAULTS[name], attempts, operations_max),
             daemon=True,
