@@ -146,7 +146,7 @@ class _Hunter:
         self._operations_max = operations_max
         context = get_context("fork")
         self.pipe, self._theirs = context.Pipe(duplex=False)
-        self._process: "ForkProcess" = context.Process(
+        self._process: ForkProcess = context.Process(
             target=_hunt_one,
             args=(self._theirs, os.getpid(), FAULTS[name], attempts, operations_max),
             daemon=True,

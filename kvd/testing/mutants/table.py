@@ -31,7 +31,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
         "",
         "`make stress-mutants` writes this table. Each fault is one rule of kvd left out or got",
         "wrong (`kvd/testing/mutants`), mostly by an edit of one line, and planted in a process of",
-        "its own in which the stress harness then runs. It is noticed by the first check that fails.",
+        "its own in which the stress harness runs. It is noticed by the first check that fails.",
         "`operations` counts those of the run that noticed it, which shape, seed and profile name",
         f"(`kvd stress --mutants NAME`); a fault has {OPERATIONS_MAX:,} operations, over however",
         "many runs, in which to be noticed.",
