@@ -4,13 +4,14 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 from kvd.errors import WorkloadError
-from kvd.testing.mutants.hunt import OPERATIONS_MAX, Attempt, Catch, Outcome, attempts_for, hunt
+from kvd.testing.mutants.hunt import OPERATIONS_MAX, Catch, Outcome, attempts_for, hunt
 from kvd.testing.mutants.registry import FAULTS
-from kvd.testing.mutants.table import read_table, render
+from kvd.testing.mutants.table import Recorded, read_table, render
 
 
 def main(arguments: list[str]) -> int:
@@ -21,12 +22,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--operations", type=int, default=OPERATIONS_MAX, help="most per fault")
     parser.add_argument("--table", type=Path, help="file to write; what it records is tried first")
     parser.add_argument("--afresh", action="store_true", help="try nothing first")
+    parser.add_argument(
+        "--recorded", action="store_true", help="only compare with what the table records"
+    )
     options = parser.parse_args(arguments)
     names = options.names or list(FAULTS)
-    tried_first: dict[str, Attempt] = {}
+    recorded: Mapping[str, Recorded] = {}
     if options.table is not None and options.table.exists() and not options.afresh:
         recorded = read_table(options.table)
-        tried_first = {name: row.attempt for name, row in recorded.items()}
+    if options.recorded:
+        return _compare(names, recorded, jobs=options.jobs)
+    tried_first = {name: row.attempt for name, row in recorded.items()}
     began_s = time.monotonic()
     outcomes: list[Outcome] = []
     try:
@@ -49,6 +55,20 @@ def main(arguments: list[str]) -> int:
     if options.table is not None and not options.names:
         options.table.write_text(render(outcomes), encoding="utf-8")
     return 0 if caught_count == len(outcomes) else 1
+
+
+def _compare(names: Sequence[str], recorded: Mapping[str, Recorded], *, jobs: int) -> int:
+    """Repeat the runs that a table records; return 1 if one of them ends otherwise now."""
+    wrong_count = 0
+    for outcome in hunt(names, jobs=jobs, attempts=lambda name: iter([recorded[name].attempt])):
+        row = recorded[outcome.fault]
+        then = f"{row.check} after {row.operations_count} operations"
+        now = "nothing"
+        if isinstance(outcome, Catch):
+            now = f"{outcome.check} after {outcome.run_operations_count} operations"
+        wrong_count += now != then
+        print(f"{outcome.fault}: {now}" + (f", and by the table {then}" if now != then else ""))
+    return 1 if wrong_count else 0
 
 
 def line_of(outcome: Outcome) -> str:

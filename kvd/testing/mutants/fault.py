@@ -168,16 +168,18 @@ def _edited_code(name: str, function: FunctionType, edits: Sequence[Edit]) -> Co
         count = source.count(edit.old)
         if count != 1:
             raise WorkloadError(f"{edit.old!r} occurs {count} times in {name}, not once")
+        if edit.new == edit.old:
+            raise WorkloadError(f"an edit of {name} leaves {edit.old!r} as it is")
         source = source.replace(edit.old, edit.new)
     tree = ast.increment_lineno(ast.parse(source), first_line - 1)
     flags = code.co_flags & _COMPILER_FLAGS
     module = compile(tree, code.co_filename, "exec", flags=flags, dont_inherit=True)
-    edited = next(
+    compiled = next(
         one for one in module.co_consts if isinstance(one, CodeType) and one.co_name == code.co_name
     )
-    if edited.co_freevars != code.co_freevars or edited == code:
-        raise WorkloadError(f"{name} cannot be edited so: {[edit.new for edit in edits]}")
-    return edited
+    if compiled.co_freevars != code.co_freevars:
+        raise WorkloadError(f"{name} belongs to a function or calls super(), and cannot be edited")
+    return compiled.replace(co_qualname=code.co_qualname)
 
 
 def by_name(faults: Sequence[Fault]) -> Mapping[str, Fault]:
