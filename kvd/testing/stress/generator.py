@@ -163,7 +163,8 @@ def program_of(shape: str, seed: int) -> Program:
     return Program(
         shape=shape,
         seed_index=seed,
-        ranks_count=RANKS_MIN + (random.randrange(6) == 0) * random.randint(1, RANKS_MAX - RANKS_MIN),
+        ranks_count=RANKS_MIN
+        + (random.randrange(6) == 0) * random.randint(1, RANKS_MAX - RANKS_MIN),
         leader=random.randrange(3) == 0,
         overlap=random.randrange(3) > 0,
     )

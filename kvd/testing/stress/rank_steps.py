@@ -17,6 +17,7 @@ from kvd.testing.stress.program import (
     Play,
 )
 from kvd.testing.stress.ranks import Peer, StressRank
+from kvd.testing.stress.scheduler import Scheduler
 from kvd_client.errors import ReplyError
 from kvd_proto.operations import CopyEnded, TransferEnded
 
@@ -137,7 +138,11 @@ def report_transfer(
 
 def misuse(run: "StressRun", step: Misuse) -> bool:
     """Ask for something wrong between two things that are not."""
-    scheduler = run.scheduler
+    return ask_wrong(run.scheduler, step)
+
+
+def ask_wrong(scheduler: Scheduler, step: Misuse) -> bool:
+    """Send a batch that holds something wrong."""
     if scheduler.has_asked:
         scheduler.send()
     ask = MISUSES[step.kind_index % len(MISUSES)](scheduler, step.pick_index)

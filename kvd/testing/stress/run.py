@@ -25,18 +25,24 @@ from kvd.testing.stress.finish import finish
 from kvd.testing.stress.forwards import plan_forward
 from kvd.testing.stress.hand import Hand
 from kvd.testing.stress.model import Model
+from kvd.testing.stress.oracle import Oracle
 from kvd.testing.stress.pace import Pace
 from kvd.testing.stress.plans import ForwardPlan
 from kvd.testing.stress.program import AnyStep, Program
+from kvd.testing.stress.ranks import StressRank
 from kvd.testing.stress.scheduler import Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import stress_stage
 from kvd.testing.stress.stage import StressRanks, poisoned_memories
 from kvd.testing.stress.steps import UNCOUNTED, play_step
 from kvd_proto.codec import decode_entry, encode
-from kvd_proto.operations import AnyOwnEntry, Operation
+from kvd_proto.operations import AnyOwnEntry, Operation, Released
 from kvd_proto.outcomes import Outcome, Pump, Refusal
 
+ORACLE_PERMILLE: Final = 100
+"""Share of the operations whose answers are found again by trying every layout."""
+PROGRAM: Final = 0
+"""The program that all ranks run."""
 LAG_PARTS_MAX: Final = 14
 """Parts that one rank may be behind the first."""
 INCARNATIONS_MAX: Final = 1_000_003
@@ -61,9 +67,13 @@ class Result:
 class StressRun:
     """One run of a program; `play` its steps in order, then `end` it."""
 
-    def __init__(self, program: Program) -> None:
-        """Attach the ranks of a program; its steps are not looked at."""
+    def __init__(self, program: Program, *, oracle_permille: int = ORACLE_PERMILLE) -> None:
+        """Attach the ranks of a program; its steps are not looked at.
+
+        ``oracle_permille`` of the operations have their answers found by trying every layout.
+        """
         self.program = program
+        self.oracle_permille = oracle_permille
         self.built = stress_stage(program.shape, overlap=program.overlap)
         plan = self.built.storage.storage
         self.counts: Counter[str] = Counter()
@@ -96,6 +106,13 @@ class StressRun:
             redo=redo,
             plan_forward=self._plan_forward,
         )
+        survives = legacy is not None and legacy.engine is not None
+        self.oracle = Oracle(
+            self.stage.incarnation.engine,
+            seed=program.seed_index * INCARNATIONS_MAX + self._number,
+            share_permille=self.oracle_permille,
+            before=self.oracle if survives else None,
+        )
         self.stage.incarnation.watcher = self
 
     def _schedule(self, model: Model) -> None:
@@ -127,10 +144,15 @@ class StressRun:
         self.counts["survived"] += len(survivors)
         self._schedule(Model.after(before, contents, survivors))
 
+    @property
+    def ranks(self) -> list[StressRank]:
+        """Return all ranks."""
+        return self.stage.ranks
+
     # ---- parts ----------------------------------------------------------------------------------
 
     @property
-    def first(self) -> Hand:
+    def first(self) -> Hand[StressRank]:
         """Return the rank that does everything first."""
         return self.stage.hands[self.first_index]
 
@@ -145,7 +167,7 @@ class StressRun:
             if behind > LAG_PARTS_MAX:
                 self.follow(hand, behind - LAG_PARTS_MAX)
 
-    def follow(self, hand: Hand, count: int) -> int:
+    def follow(self, hand: Hand[StressRank], count: int) -> int:
         """Have a rank do what the first one did; return how many parts that were."""
         parts = self.script[hand.done_count : hand.done_count + count]
         for part in parts:
@@ -162,17 +184,21 @@ class StressRun:
 
     def before(self, operation: Operation) -> None:
         """See an operation that is about to be decided."""
+        self.oracle.before(operation)
 
     def wrong(self, operation: Operation, error: OperationError) -> None:
         """See one that was wrong use."""
+        self.oracle.wrong(operation, error)
         part = self.script[-1]
         if not isinstance(part, SendBatch) or not part.misused:
             raise StressFailure(
-                CheckName.CLIENT, f"{type(operation).__name__} was called wrong use: {error.message}"
+                CheckName.CLIENT,
+                f"{type(operation).__name__} was called wrong use: {error.message}",
             )
 
     def after(self, operation: Operation, outcome: Outcome) -> None:
         """See what was decided."""
+        self.oracle.after(PROGRAM, operation, outcome)
         self._digest.update(encode(outcome))
         result = outcome.result
         if isinstance(result, Refusal):
@@ -183,13 +209,19 @@ class StressRun:
 
     def own(self, entry: AnyOwnEntry, outcome: Outcome) -> None:
         """See an entry of the daemon's own."""
+        if isinstance(entry, Released):
+            self.oracle.released(entry)
         self._digest.update(encode(outcome))
-        self.model.note_own(entry, outcome)
+        self.model.note_own(outcome)
         for copy in self.model.ended_backups:
             for rank in self.stage.ranks:
                 for band, words in copy.words.items():
                     rank.check_pool(copy.number, band, copy.places[band], words)
         self.model.ended_backups.clear()
+
+    def aborted(self, step: int) -> None:
+        """See a rank's word, which is news, that it left a launch."""
+        self.oracle.aborted(step)
 
     # ---- steps ----------------------------------------------------------------------------------
 

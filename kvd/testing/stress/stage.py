@@ -25,7 +25,7 @@ from kvd.testing.stress.scheduler import POOL_PLACES_COUNT
 from kvd.testing.stress.shapes import StressStage
 from kvd_client import attach
 from kvd_proto.codec import decode_own_entry
-from kvd_proto.operations import AnyOwnEntry, Operation, RankFailed
+from kvd_proto.operations import AnyFact, AnyOwnEntry, Operation, RankFailed, StepAborted
 from kvd_proto.outcomes import OWN_PROGRAM, Outcome
 
 POISON = 0xAB
@@ -51,6 +51,10 @@ class Watcher(Protocol):
 
     def own(self, entry: AnyOwnEntry, outcome: Outcome) -> None:
         """See an entry of the daemon's own."""
+        ...
+
+    def aborted(self, step: int) -> None:
+        """See a rank's word, which is news, that it left a launch."""
         ...
 
 
@@ -81,6 +85,12 @@ class WatchedIncarnation(Incarnation):
         super()._append(program, index, body, outcome)
         if self.watcher is not None and program == OWN_PROGRAM:
             self.watcher.own(decode_own_entry(body), outcome)
+
+    def _is_news(self, rank: int, fact: AnyFact, body: bytes) -> bool:
+        news = super()._is_news(rank, fact, body)
+        if news and self.watcher is not None and isinstance(fact, StepAborted):
+            self.watcher.aborted(fact.step)
+        return news
 
     def settle(self) -> None:
         """Do what the newest batch left for after its reply."""
@@ -131,7 +141,7 @@ class StressRanks:
         assert isinstance(incarnation, WatchedIncarnation)
         self.incarnation = incarnation
         self._memories = memories
-        self.hands: list[Hand] = []
+        self.hands: list[Hand[StressRank]] = []
         plan = built.storage.storage
         for index in range(program.ranks_count):
             device = ModelledDevice(world, rank=str(index), plan=plan, declares_only=True)
