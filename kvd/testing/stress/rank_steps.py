@@ -145,9 +145,11 @@ def ask_wrong(scheduler: Scheduler, step: Misuse) -> bool:
     """Send a batch that holds something wrong."""
     if scheduler.has_asked:
         scheduler.send()
-    ask = MISUSES[step.kind_index % len(MISUSES)](scheduler, step.pick_index)
+    make = MISUSES[step.kind_index % len(MISUSES)]
+    ask = make(scheduler, step.pick_index)
     if ask is None:
         return False
+    run.counts[f"misuse {make.__name__.strip('_')}"] += 1
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.ask(ask)
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))

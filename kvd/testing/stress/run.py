@@ -20,6 +20,7 @@ from kvd.testing.in_process import FIRST, IncarnationNumber, RankMemories
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.modelled.world import World
 from kvd.testing.stress.contents import Contents
+from kvd.testing.stress.coverage import note_outcome, note_released
 from kvd.testing.stress.failure import CheckName, StressFailure, failure_of
 from kvd.testing.stress.finish import finish
 from kvd.testing.stress.forwards import plan_forward
@@ -37,7 +38,7 @@ from kvd.testing.stress.stage import StressRanks, poisoned_memories
 from kvd.testing.stress.steps import UNCOUNTED, play_step
 from kvd_proto.codec import decode_entry, encode
 from kvd_proto.operations import AnyOwnEntry, Operation, Released
-from kvd_proto.outcomes import Outcome, Pump, Refusal
+from kvd_proto.outcomes import Outcome, ReleasedResult
 
 ORACLE_PERMILLE: Final = 100
 """Share of the operations whose answers are found again by trying every layout."""
@@ -142,6 +143,8 @@ class StressRun:
             contents.adopt(decode_entry(record.entry).outcome, before.contents)
         survivors = self.stage.ranks[0].client.values
         self.counts["survived"] += len(survivors)
+        self.counts["redone"] += any(redo)
+        self.counts["died all" if len(killed) == len(self.ranks) else "died one"] += 1
         self._schedule(Model.after(before, contents, survivors))
 
     @property
@@ -200,11 +203,7 @@ class StressRun:
         """See what was decided."""
         self.oracle.after(PROGRAM, operation, outcome)
         self._digest.update(encode(outcome))
-        result = outcome.result
-        if isinstance(result, Refusal):
-            self.counts[f"refused {result.reason.value}"] += 1
-        elif isinstance(result, Pump):
-            self.counts["pump"] += 1
+        note_outcome(self.counts, operation, outcome)
         self.model.note(operation, outcome)
 
     def own(self, entry: AnyOwnEntry, outcome: Outcome) -> None:
@@ -212,6 +211,8 @@ class StressRun:
         if isinstance(entry, Released):
             self.oracle.released(entry)
         self._digest.update(encode(outcome))
+        if isinstance(outcome.result, ReleasedResult):
+            note_released(self.counts, outcome.result)
         self.model.note_own(outcome)
         for copy in self.model.ended_backups:
             for rank in self.stage.ranks:
@@ -221,6 +222,7 @@ class StressRun:
 
     def aborted(self, step: int) -> None:
         """See a rank's word, which is news, that it left a launch."""
+        self.counts["step aborted"] += 1
         self.oracle.aborted(step)
 
     # ---- steps ----------------------------------------------------------------------------------
@@ -273,13 +275,19 @@ class StressRun:
                 raise rank.findings[0]
 
 
-def run_steps(program: Program, steps: Iterable[AnyStep], *, operations_max: int = 0) -> Result:
+def run_steps(
+    program: Program,
+    steps: Iterable[AnyStep],
+    *,
+    operations_max: int = 0,
+    oracle_permille: int = ORACLE_PERMILLE,
+) -> Result:
     """Play steps on the stage of a program, whose own are left aside, until so many were done.
 
     0 plays them all. Nothing is raised for a failure: the result has it, and the steps so far.
     """
     played: list[AnyStep] = []
-    run = StressRun(program)
+    run = StressRun(program, oracle_permille=oracle_permille)
     operations_count = 0
     failure: StressFailure | None = None
     try:
@@ -294,6 +302,7 @@ def run_steps(program: Program, steps: Iterable[AnyStep], *, operations_max: int
         failure = found
     finally:
         run.close()
+    run.counts["decisions judged"] += run.oracle.judged_count
     return Result(
         program=structs.replace(program, steps=tuple(played)),
         operations_count=operations_count,
