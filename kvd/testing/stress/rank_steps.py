@@ -138,20 +138,22 @@ def report_transfer(
 
 def misuse(run: "StressRun", step: Misuse) -> bool:
     """Ask for something wrong between two things that are not."""
-    return ask_wrong(run.scheduler, step)
+    name = ask_wrong(run.scheduler, step)
+    if name:
+        run.counts[f"misuse {name}"] += 1
+    return bool(name)
 
 
-def ask_wrong(scheduler: Scheduler, step: Misuse) -> bool:
-    """Send a batch that holds something wrong."""
+def ask_wrong(scheduler: Scheduler, step: Misuse) -> str:
+    """Send a batch that holds something wrong; return what, empty where there is nobody for it."""
     if scheduler.has_asked:
         scheduler.send()
     make = MISUSES[step.kind_index % len(MISUSES)]
     ask = make(scheduler, step.pick_index)
     if ask is None:
-        return False
-    run.counts[f"misuse {make.__name__.strip('_')}"] += 1
+        return ""
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.ask(ask)
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.send(misused=True)
-    return True
+    return make.__name__.strip("_")
