@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 
 from kvd.testing.stress.generator import profile_of, program_of, steps_of
 from kvd.testing.stress.program import encode_program
-from kvd.testing.stress.run import ORACLE_PERMILLE, Result, run_steps
+from kvd.testing.stress.run import ORACLE_PERMILLE, Result, StressRun, run_steps
 from kvd.testing.stress.shapes import SHAPES
 
 JOBS_WAITING_MAX = 4
@@ -58,7 +59,7 @@ def run_seed(
         program_of(shape, seed),
         steps_of(shape, seed, profile=profile),
         operations_max=operations_max,
-        oracle_permille=oracle_permille,
+        begin=partial(StressRun, oracle_permille=oracle_permille),
     )
 
 
