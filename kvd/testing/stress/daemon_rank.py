@@ -301,7 +301,7 @@ class DaemonRun:
             case EndTransfer():
                 return self._end_transfer(step)
             case Misuse():
-                return rank_steps.ask_wrong(self.scheduler, step)
+                return bool(rank_steps.ask_wrong(self.scheduler, step))
             case CheckTables():
                 return self._check_tables(step)
             case _:

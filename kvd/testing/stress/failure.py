@@ -47,6 +47,8 @@ class CheckName(StrEnum):
     """Nothing pends without a recorded step, and everything is free once everybody has gone."""
     LIVENESS = "stress.liveness"
     """Once everything is over, any request that fits an empty arena is admitted and served."""
+    EFFECTS = "stress.effects"
+    """Waits stand in front of what they guard, and every segment of an outcome can be redone."""
     CLIENT = "stress.client"
     """A rank carries out what it is told: no error of a client that keeps to the contract."""
     ENGINE = "stress.engine"
@@ -69,6 +71,8 @@ def failure_of(error: Exception, *, in_engine: bool) -> StressFailure:
 
     An invariant of kvd's own that does not hold keeps its name.
     """
+    if isinstance(error, StressFailure):
+        return error
     if isinstance(error, InvariantError):
         return StressFailure(error.name, error.message)
     message = f"{type(error).__name__}: {error}"

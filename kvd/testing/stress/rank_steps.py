@@ -1,12 +1,13 @@
 """Steps on ranks and their devices: what runs when, how transfers end, and death."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvd.testing.modelled.ranks import DEADLINE_MS
 from kvd.testing.stress.daring import DARES, forget_proposals
 from kvd.testing.stress.failure import CheckName, StressFailure
 from kvd.testing.stress.misuse import MISUSES
 from kvd.testing.stress.pace import FAVOURS
+from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd.testing.stress.program import (
     CheckTables,
     Die,
@@ -18,7 +19,6 @@ from kvd.testing.stress.program import (
     Misuse,
     Play,
 )
-from kvd.testing.stress.ranks import Peer, StressRank
 from kvd.testing.stress.scheduler import Scheduler
 from kvd.testing.stress.script import SendBatch
 from kvd_client.errors import ReplyError
@@ -34,7 +34,7 @@ PARTS_FOLLOWED_MAX = 8
 def play(run: "StressRun", step: Play) -> bool:
     """Let actions run."""
     run.pace.favour_index = step.favour_index % len(FAVOURS)
-    return run.world.advance(step.actions_count % ACTIONS_MAX + 1) > 0
+    return run.advance(step.actions_count % ACTIONS_MAX + 1)
 
 
 def follow(run: "StressRun", step: Follow) -> bool:
@@ -115,7 +115,7 @@ def end_transfer(run: "StressRun", step: EndTransfer) -> bool:
 
 
 def report_transfer(
-    run: "StressRun", rank: StressRank, peer: Peer, *, failed: bool, proven: bool
+    run: "StressRun", rank: PlayedRank[Any], peer: PlayedPeer, *, failed: bool, proven: bool
 ) -> bool:
     """Report the end of a transfer as far as it is known; return whether anything was reported."""
     number = peer.plan.number
@@ -141,31 +141,34 @@ def report_transfer(
 
 def misuse(run: "StressRun", step: Misuse) -> bool:
     """Ask for something wrong between two things that are not; raises StressFailure if served."""
-    if not ask_wrong(run.scheduler, step):
+    name = ask_wrong(run.scheduler, step)
+    if not name:
         return False
+    run.counts[f"misuse {name}"] += 1
     part = run.script[-1]
     assert isinstance(part, SendBatch)
-    kind_index = _wrong_index(step)
-    if kind_index < len(MISUSES) and part.error is None:
-        raise StressFailure(
-            CheckName.ANSWERS, f"wrong use was served: {MISUSES[kind_index].__name__[1:]}"
-        )
+    if part.error is None and _wrong_index(step) < len(MISUSES):
+        raise StressFailure(CheckName.ANSWERS, f"wrong use was served: {name}")
     return True
 
 
-def ask_wrong(scheduler: Scheduler, step: Misuse) -> bool:
-    """Send a batch that holds something wrong, or something that may be turned down."""
+def ask_wrong(scheduler: Scheduler, step: Misuse) -> str:
+    """Send a batch with something wrong, or something that may be turned down; return its name.
+
+    The name is empty where there is nobody for it.
+    """
     if scheduler.has_asked:
         scheduler.send()
-    ask = (*MISUSES, *DARES)[_wrong_index(step)](scheduler, step.pick_index)
+    make = (*MISUSES, *DARES)[_wrong_index(step)]
+    ask = make(scheduler, step.pick_index)
     if ask is None:
-        return False
+        return ""
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.ask(ask)
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.send(misused=True)
     forget_proposals(scheduler)
-    return True
+    return make.__name__.strip("_")
 
 
 def _wrong_index(step: Misuse) -> int:
