@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec.structs import fields
 
-from kvd.testing.stress.meetings import MEETINGS
+from kvd.testing.stress.meetings import DEATHS, MEETINGS
 from kvd.testing.stress.program import (
     RANKS_MAX,
     RANKS_MIN,
@@ -185,9 +185,10 @@ def steps_of(shape: str, seed: int, *, profile: str | None = None) -> Iterator[A
     weights = {**WEIGHTS, **PROFILES[profile_of(shape, seed) if profile is None else profile]}
     kinds, shares = list(weights), list(weights.values())
     name = profile_of(shape, seed) if profile is None else profile
-    runs, permille = (
-        (MEETINGS, MEETING_PERMILLE) if name == "meetings" else (_RUNS, RUN_PERMILLE)
-    )
+    runs, permille = {
+        "meetings": (MEETINGS, MEETING_PERMILLE),
+        "death": ((*_RUNS, *DEATHS), RUN_PERMILLE),
+    }.get(name, (_RUNS, RUN_PERMILLE))
     while True:
         if random.randrange(PERMILLE) < permille:
             yield from runs[random.randrange(len(runs))](random)

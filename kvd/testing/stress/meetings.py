@@ -17,6 +17,7 @@ from kvd.testing.stress.program import (
     AnyStep,
     Backup,
     Decode,
+    Die,
     EndTransfer,
     Evict,
     Extend,
@@ -36,6 +37,7 @@ from kvd.testing.stress.program import (
     Publish,
     Record,
     Relief,
+    ResetSink,
     Send,
     Stand,
 )
@@ -312,6 +314,66 @@ def dared(random: Random) -> Iterator[AnyStep]:
     yield from _later(random)
 
 
+def slots_moved_before_a_launch(random: Random) -> Iterator[AnyStep]:
+    """Move slots that were handed out, or have a peer write them, before a launch clears them."""
+    yield from _fill(random)
+    yield Launch(count=ALL)
+    yield Record()
+    yield Process(count=3)
+    yield Process(count=3)
+    yield Send()
+    yield Admit(prompt_tokens=random.randrange(1, 12), take_tokens=random.randrange(1, 12))
+    yield Free(pick_index=random.randrange(3), count=random.randrange(2))
+    yield Send()
+    if random.randrange(2):
+        yield Relief(units=(0, *[random.choice(RELIEF_UNITS) for _ in range(BANDS_MAX - 1)]))
+    else:
+        yield Hold(pick_index=_pick(random), count=5)
+        yield Publish(pick_index=_pick(random))
+        yield Send()
+        yield LetGo(pick_index=_pick(random))
+        yield Play(actions_count=random.randrange(60))
+        yield from _reports(random)
+    yield Send()
+    yield Launch(count=ALL)
+    yield from _later(random)
+
+
+def sink_reset_between_forwards(random: Random) -> Iterator[AnyStep]:
+    """Reset the sink while forwards run."""
+    yield Launch(count=ALL, silent=random.randrange(2) == 0)
+    yield Record()
+    yield ResetSink()
+    yield Send()
+    yield Launch(pick_index=_pick(random), count=2)
+    yield from _later(random)
+
+
+def moved_and_died(random: Random) -> Iterator[AnyStep]:
+    """Let ranks die in the middle of rearrangements of values that survive them."""
+    yield from _fill(random)
+    for _ in range(random.randint(1, 2)):
+        yield from _values(random)
+    for rank in range(RANKS_MAX):
+        yield Follow(rank=rank, count=7)
+        yield Follow(rank=rank, count=7)
+    for _ in range(3):
+        yield Play(actions_count=59)
+    yield Process(count=3)
+    yield Free(pick_index=_pick(random), count=random.randrange(3))
+    yield Send()
+    for rank in range(RANKS_MAX):
+        yield Follow(rank=rank, count=7)
+    yield Play(actions_count=59)
+    for _ in range(random.randint(1, 3)):
+        yield _relief(random)
+        yield from _take(random)
+    for rank in range(RANKS_MAX):
+        yield Follow(rank=rank, count=random.randrange(8))
+    yield Play(actions_count=random.randrange(30), favour_index=random.randrange(10))
+    yield Die(rank=random.randrange(RANKS_MAX), all_die=random.randrange(2) == 0)
+
+
 def _reports(random: Random) -> Iterator[AnyStep]:
     for rank in range(RANKS_MAX):
         yield EndTransfer(
@@ -344,6 +406,10 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
     lost_and_wanted,
     dared,
     dared,
+    slots_moved_before_a_launch,
+    sink_reset_between_forwards,
     _pass,
     _pass,
 )
+DEATHS: Final[tuple[Meeting, ...]] = (moved_and_died, moved_and_died, moved_and_died)
+"""What happens beside everything else where ranks die."""

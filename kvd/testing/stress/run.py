@@ -25,7 +25,7 @@ from kvd.testing.stress.contents import Contents, columns_of
 from kvd.testing.stress.effect_order import check_effect_order
 from kvd.testing.stress.coverage import note_outcome, note_released
 from kvd.testing.stress.failure import CheckName, StressFailure, failure_of
-from kvd.testing.stress.finish import finish
+from kvd.testing.stress.finish import check_units_at_rest, finish
 from kvd.testing.stress.forwards import plan_forward
 from kvd.testing.stress.hand import Hand
 from kvd.testing.stress.model import Model
@@ -188,6 +188,8 @@ class StressRun:
         self.counts["redone"] += any(redo)
         self.counts["died all" if len(killed) == len(self.ranks) else "died one"] += 1
         self._schedule(Model.after(before, contents, survivors))
+        self.run_dry()
+        check_units_at_rest(self)
 
     @property
     def ranks(self) -> list[PlayedRank[Any]]:
