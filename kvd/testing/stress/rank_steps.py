@@ -1,11 +1,11 @@
 """Steps on ranks and their devices: what runs when, how transfers end, and death."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvd.testing.modelled.ranks import DEADLINE_MS
 from kvd.testing.stress.daring import DARES, forget_proposals
 from kvd.testing.stress.failure import CheckName, StressFailure
-from kvd.testing.stress.misuse import MISUSES
+from kvd.testing.stress.misuse import MISUSES, MakeMisuse
 from kvd.testing.stress.pace import FAVOURS
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd.testing.stress.program import (
@@ -83,13 +83,13 @@ def fail_copy(run: "StressRun", step: FailCopy) -> bool:
     ranks = run.stage.ranks
     rank = ranks[step.rank % len(ranks)]
     running = [copy.number for copy in run.model.copies.values() if copy.submitted]
-    for number in run.scheduler.pick(running, step.pick_index):
+    for number in run.scheduler.pick(running, step.pick_index, len(running)):
         try:
             end = rank.client.session.applier.copies.end_of(number)
         except ReplyError:
-            return False  # this rank did not come to it yet
+            continue  # this rank did not come to it yet
         if end is None:
-            return False
+            continue
         rank.note(f"reports copy {number}")
         end.synchronize(DEADLINE_MS)
         rank.client.fact(CopyEnded(number, failed=True))
@@ -149,7 +149,7 @@ def misuse(run: "StressRun", step: Misuse) -> bool:
     run.counts[f"misuse {name}"] += 1
     part = run.script[-1]
     assert isinstance(part, SendBatch)
-    if part.error is None and _wrong_index(step) < len(MISUSES):
+    if part.error is None and name in _WRONG:
         raise StressFailure(CheckName.ANSWERS, f"wrong use was served: {name}")
     return True
 
@@ -157,21 +157,29 @@ def misuse(run: "StressRun", step: Misuse) -> bool:
 def ask_wrong(scheduler: Scheduler, step: Misuse) -> str:
     """Send a batch with something wrong, or something that may be turned down; return its name.
 
-    The name is empty where there is nobody for it.
+    It is the first, from the step's place on, for which there is somebody; the name is empty where
+    there is nobody for any.
     """
     if scheduler.has_asked:
         scheduler.send()
-    make = (*MISUSES, *DARES)[_wrong_index(step)]
-    ask = make(scheduler, step.pick_index)
-    if ask is None:
+    makes = (*MISUSES, *DARES)
+    for make in scheduler.pick(makes, step.kind_index, len(makes)):
+        ask = make(scheduler, step.pick_index)
+        if ask is not None:
+            break
+    else:
         return ""
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.ask(ask)
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.send(misused=True)
     forget_proposals(scheduler)
+    return _name_of(make)
+
+
+def _name_of(make: MakeMisuse) -> str:
     return make.__name__.strip("_")
 
 
-def _wrong_index(step: Misuse) -> int:
-    return step.kind_index % (len(MISUSES) + len(DARES))
+_WRONG: Final = frozenset(_name_of(make) for make in MISUSES)
+"""What must not be served."""
