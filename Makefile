@@ -2,9 +2,11 @@
 #
 #   PYTHON   the interpreter that makes the environment, 3.11 or newer
 #   VENV     where the environment lies
+#   JOBS     processes of make stress-mutants
 
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 2
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
@@ -59,7 +61,7 @@ mutants: venv
 	$(BIN)/python -m tests.mutation
 
 stress-mutants: venv
-	$(BIN)/kvd stress --mutants --table tests/stress/MUTANTS.md
+	$(BIN)/kvd stress --mutants --jobs $(JOBS) --table tests/stress/MUTANTS.md
 
 check: venv
 	$(BIN)/ruff check .
