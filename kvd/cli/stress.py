@@ -50,7 +50,7 @@ MS_PER_S: Final = 1000
 @click.option("--coverage", "shows_coverage", is_flag=True,
               help="Say how often each thing happened.")
 @click.option("--quiet", is_flag=True, help="Print no line for a seed on which nothing is wrong.")
-def stress(  # noqa: PLR0913  # one parameter per option is how click works
+def stress(  # one parameter per option is how click works
     seeds_count: int,
     operations_max: int,
     shape: str | None,

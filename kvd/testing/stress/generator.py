@@ -53,6 +53,7 @@ from kvd.testing.stress.program import (
     Record,
     Relief,
     ResetSink,
+    Rest,
     Send,
     Stand,
 )
@@ -95,6 +96,7 @@ WEIGHTS: Final[dict[type[AnyStep], int]] = {
     Follow: 90,
     Lead: 6,
     CheckTables: 3,
+    Rest: 3,
     Die: 0,
 }
 """How often each step comes alone, of all that do."""

@@ -126,6 +126,14 @@ class StressRun:
         assert self.world is not None
         self.world.run()
 
+    def come_to_rest(self) -> None:
+        """Let everything run that can: what a peer holds back may stay."""
+        if self.world is None:
+            self.run_dry()
+        else:
+            while self.world.step():
+                pass
+
     # ---- incarnations ---------------------------------------------------------------------------
 
     def _attach(self, legacy: Legacy | None, redo: Sequence[bytes]) -> None:
