@@ -448,6 +448,7 @@ class DaemonRun:
 
 def play(task: RankTask, say: Callable[[RankEnd], None], wait: Callable[[], object]) -> None:
     """Play a task as one rank and say how it ended; ``wait`` blocks until all ranks have."""
+
     def meet(word: RankEnd) -> None:
         say(word)
         wait()

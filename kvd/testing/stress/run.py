@@ -224,7 +224,7 @@ class StressRun:
         return len(parts)
 
     def _do(self, hand: Hand[PlayedRank[Any]], part: Part, *, first: bool) -> None:
-        """Have a rank do a part; only where it says that steps are over may it wait for a device."""
+        """Have a rank do a part, in which it waits for a device only to say that steps are over."""
         world = self.world
         ran_count = 0 if world is None else world.ran_count
         hand.do(part, first=first)
