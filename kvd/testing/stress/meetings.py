@@ -15,6 +15,7 @@ from kvd.testing.stress.program import (
     Admit,
     Advance,
     AnyStep,
+    AskAgain,
     Backup,
     Decode,
     Die,
@@ -339,6 +340,44 @@ def slots_moved_before_a_launch(random: Random) -> Iterator[AnyStep]:
     yield from _later(random)
 
 
+def retracted_and_back(random: Random) -> Iterator[AnyStep]:
+    """Retract requests whose promises lapse, and let them in again with promises that do not."""
+    for _ in range(3):
+        yield Admit(
+            count=2,
+            prompt_tokens=random.randrange(8, 48),
+            new_tokens=random.randrange(16),
+            take_tokens=random.randrange(1, 32),
+            reserve_batches=random.randrange(1, 9),
+            growth_permille=random.randrange(1000),
+        )
+    yield Send()
+    first = _pick(random)
+    for _ in range(2):
+        yield Extend(
+            pick_index=_pick(random),
+            count=3,
+            tokens=random.randrange(8, 32),
+            victims_count=3,
+            first_victim_index=first,
+        )
+        yield Admit(
+            prompt_tokens=random.randrange(8, 48),
+            take_tokens=random.randrange(1, 32),
+            growth_permille=random.randrange(1000),
+            victims_count=3,
+            first_victim_index=first,
+        )
+        yield Send()
+    yield Free(pick_index=_pick(random), count=2)
+    for _ in range(3):
+        yield AskAgain(pick_index=_pick(random), take_tokens=random.randrange(32), victims_count=3)
+        yield Send()
+    for _ in range(5):
+        yield Extend(pick_index=_pick(random), tokens=random.randrange(8))
+        yield Send()
+
+
 def sink_reset_between_forwards(random: Random) -> Iterator[AnyStep]:
     """Reset the sink while forwards run."""
     yield Launch(count=ALL, silent=random.randrange(2) == 0)
@@ -408,6 +447,7 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
     dared,
     slots_moved_before_a_launch,
     sink_reset_between_forwards,
+    retracted_and_back,
     _pass,
     _pass,
 )

@@ -128,6 +128,14 @@ class StressRun:
         assert self.world is not None
         self.world.run()
 
+    def come_to_rest(self) -> None:
+        """Let everything run that can: what a peer holds back may stay."""
+        if self.world is None:
+            self.run_dry()
+        else:
+            while self.world.step():
+                pass
+
     # ---- incarnations ---------------------------------------------------------------------------
 
     def _attach(self, legacy: Legacy | None, redo: Sequence[bytes]) -> None:
@@ -220,7 +228,7 @@ class StressRun:
         return len(parts)
 
     def _do(self, hand: Hand[PlayedRank[Any]], part: Part, *, first: bool) -> None:
-        """Have a rank do a part; only where it says that steps are over may it wait for a device."""
+        """Have a rank do a part, in which it waits for a device only to say that steps are over."""
         world = self.world
         ran_count = 0 if world is None else world.ran_count
         hand.do(part, first=first)
@@ -243,7 +251,8 @@ class StressRun:
 
     def before(self, operation: Operation) -> None:
         """See an operation that is about to be decided."""
-        self.oracle.before(operation)
+        part = self.script[-1]
+        self.oracle.before(operation, daring=isinstance(part, SendBatch) and part.misused)
 
     def wrong(self, operation: Operation, error: OperationError) -> None:
         """See one that was wrong use."""
