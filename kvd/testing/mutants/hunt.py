@@ -8,6 +8,7 @@ before anything is built.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count, cycle, islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -20,7 +21,7 @@ from kvd.testing.child import die_with_parent
 from kvd.testing.mutants.fault import Fault, planted
 from kvd.testing.mutants.registry import FAULTS, PROFILES_OF
 from kvd.testing.stress.generator import PROFILES, program_of, steps_of
-from kvd.testing.stress.run import run_steps
+from kvd.testing.stress.run import StressRun, run_steps
 from kvd.testing.stress.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ FIRST_SEED: Final = 1
 SILENCE_S_MAX: Final = 240.0
 """How long one run may take; a fault that keeps it from ending is not noticed by that."""
 
+_BEGIN: Final = partial(StressRun, oracle_permille=300)
+"""Answers are found again by trying every layout more often than in a sweep."""
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
@@ -85,7 +88,7 @@ def try_once(fault: Fault, attempt: Attempt, *, operations_before_count: int = 0
     program = program_of(attempt.shape, attempt.seed)
     steps = steps_of(attempt.shape, attempt.seed, profile=attempt.profile)
     with planted(fault):
-        result = run_steps(program, steps, operations_max=RUN_OPERATIONS_MAX)
+        result = run_steps(program, steps, operations_max=RUN_OPERATIONS_MAX, begin=_BEGIN)
     operations_count = operations_before_count + result.operations_count
     failure = result.failure
     if failure is None:

@@ -12,6 +12,7 @@ from typing import Final
 from kvd.testing.stress.daring import DARES
 from kvd.testing.stress.misuse import MISUSES
 from kvd.testing.stress.program import (
+    Abort,
     Admit,
     Advance,
     AnyStep,
@@ -29,6 +30,8 @@ from kvd.testing.stress.program import (
     Insert,
     Launch,
     LetGo,
+    LoadCancel,
+    LoadName,
     LoadReserve,
     LoadSubmit,
     Misuse,
@@ -50,6 +53,7 @@ ALL: Final = 7
 """A count that names everybody there is."""
 BANDS_MAX: Final = 5
 RELIEF_UNITS: Final = (0, 0, 0, 2, 4, 8, 12, 20)
+SQUEEZED_UNITS: Final = (44, 34, 26, 20, 15, 11, 8, 6, 4, 3, 2)
 RANKS_MAX: Final = 4
 
 
@@ -74,7 +78,9 @@ def _fill(random: Random) -> Iterator[AnyStep]:
 
 def _take(random: Random) -> Iterator[AnyStep]:
     """Hand out what was just given back, to whoever it may be."""
-    match random.randrange(6):
+    match random.randrange(8):
+        case 6 | 7:
+            yield from _squeeze(random)
         case 0:
             yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(4, 32))
             yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(4, 32))
@@ -96,6 +102,14 @@ def _take(random: Random) -> Iterator[AnyStep]:
         case _:
             yield Decode()
             yield _relief(random)
+    yield Send()
+
+
+def _squeeze(random: Random) -> Iterator[AnyStep]:
+    """Ask for less and less room in one band until some fits, which mostly moves what is there."""
+    wanted = random.randrange(BANDS_MAX)
+    for units in SQUEEZED_UNITS[random.randrange(3) :]:
+        yield Relief(units=tuple(units if band == wanted else 0 for band in range(BANDS_MAX)))
     yield Send()
 
 
@@ -130,8 +144,56 @@ def backed_up_and_given_up(random: Random) -> Iterator[AnyStep]:
     yield from _fill(random)
     yield from _values(random)
     pick = _pick(random)
-    yield Backup(pick_index=pick, band=random.randrange(8), count=5, bands_count=3)
-    yield Evict(pick_index=pick)
+    for _ in range(random.randint(1, 3)):
+        yield Backup(pick_index=pick, band=random.randrange(8), count=5, bands_count=3)
+    yield Evict(pick_index=pick, count=random.randrange(2))
+    if random.randrange(3) == 0:
+        yield from _squeeze(random)
+    yield from _take(random)
+    yield from _take(random)
+    yield from _later(random)
+
+
+def backed_up_under_forwards(random: Random) -> Iterator[AnyStep]:
+    """Back up what a forward in flight is writing."""
+    yield from _fill(random)
+    yield Launch(count=ALL, unstated=random.randrange(4) == 0)
+    yield Record()
+    yield Advance(pick_index=_pick(random), count=3)
+    yield Insert(pick_index=_pick(random))
+    yield Send()
+    for pick in range(3):
+        yield Backup(pick_index=pick, band=random.randrange(8), count=5, bands_count=3)
+    yield Send()
+    yield from _later(random)
+
+
+def aborted(random: Random) -> Iterator[AnyStep]:
+    """Leave a launch by an exception, and move or hand out what it may be writing."""
+    yield from _fill(random)
+    yield Process(count=3)
+    yield Launch(count=ALL, pick_index=_pick(random))
+    yield Abort()
+    if random.randrange(2):
+        yield Free(pick_index=_pick(random), count=random.randrange(2))
+    yield from _squeeze(random)
+    yield from _take(random)
+    yield from _later(random)
+
+
+def load_given_up(random: Random) -> Iterator[AnyStep]:
+    """Give a load up whose units have names in part, or have them move before it is submitted."""
+    yield from _values(random)
+    pick = _pick(random)
+    yield LoadReserve(pick_index=pick, count=4, windows_count=3)
+    yield Send()
+    yield LoadName(pick_index=pick, count=random.randrange(5))
+    if random.randrange(2):
+        yield LoadName(pick_index=pick, count=4)
+    yield Free(pick_index=_pick(random))
+    yield Send()
+    yield from _squeeze(random)
+    yield LoadCancel(pick_index=pick) if random.randrange(2) else LoadSubmit(pick_index=pick)
     yield from _take(random)
     yield from _later(random)
 
@@ -167,7 +229,7 @@ def loaded_and_read(random: Random) -> Iterator[AnyStep]:
                 yield Publish(pick_index=_pick(random))
             case _:
                 yield Free(pick_index=_pick(random), count=random.randrange(3))
-                yield _relief(random)
+                yield from _squeeze(random)
     yield Send()
     yield from _later(random)
 
@@ -208,7 +270,7 @@ def moved_under_forwards(random: Random) -> Iterator[AnyStep]:
     yield Record()
     if random.randrange(2):
         yield Free(pick_index=_pick(random))
-    yield _relief(random)
+    yield from _squeeze(random)
     yield from _take(random)
     yield from _later(random)
 
@@ -242,10 +304,15 @@ def sent_and_given_up(random: Random) -> Iterator[AnyStep]:
     yield Post(pick_index=pick, count=5, band=random.randrange(6), request=request)
     yield Send()
     yield Free(pick_index=pick) if request else Evict(pick_index=pick)
+    if random.randrange(2):
+        yield from _squeeze(random)
     yield from _take(random)
     yield from _take(random)
     yield from _later(random)
-    if random.randrange(2):
+    if random.randrange(3) == 0:
+        yield from _losses(random)
+        yield from _take(random)
+    elif random.randrange(2):
         yield LetGo(pick_index=_pick(random))
         yield from _reports(random)
 
@@ -258,7 +325,7 @@ def received_and_wanted(random: Random) -> Iterator[AnyStep]:
     value = random.randrange(2) == 0
     yield Hold(pick_index=_pick(random), count=5, band=random.randrange(6), value=value)
     yield Send()
-    yield _relief(random)
+    yield from _squeeze(random)
     if random.randrange(3):
         yield Publish(pick_index=_pick(random))
     yield Free(pick_index=_pick(random), count=random.randrange(2))
@@ -279,13 +346,21 @@ def lost_and_wanted(random: Random) -> Iterator[AnyStep]:
         yield Hold(pick_index=pick, count=5, value=True)
         yield Publish(pick_index=_pick(random))
     yield Send()
-    for rank in range(RANKS_MAX):
-        yield EndTransfer(pick_index=_pick(random), rank=rank, failed=True, unproven=True)
-    yield Send()
+    yield from _losses(random)
     yield Evict(pick_index=pick)
+    yield from _squeeze(random)
     yield from _take(random)
     yield from _fill(random)
     yield from _later(random)
+
+
+def _losses(random: Random) -> Iterator[AnyStep]:
+    """Have every rank say that it knows nothing of the end of some transfer."""
+    pick = _pick(random)
+    for _ in range(2):
+        for rank in range(RANKS_MAX):
+            yield EndTransfer(pick_index=pick, rank=rank, failed=True, unproven=True)
+    yield Send()
 
 
 def dared(random: Random) -> Iterator[AnyStep]:
@@ -298,6 +373,7 @@ def dared(random: Random) -> Iterator[AnyStep]:
             yield Record()
         case 1:
             yield LoadReserve(pick_index=pick, count=4, windows_count=3)
+            yield LoadName(pick_index=pick, count=4)
             if random.randrange(2):
                 yield LoadSubmit(pick_index=pick)
         case 2:
@@ -305,8 +381,13 @@ def dared(random: Random) -> Iterator[AnyStep]:
             if random.randrange(2):
                 yield Publish(pick_index=_pick(random))
         case _:
-            yield Launch(count=ALL)
+            yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(1, 9))
+            yield Post(pick_index=_pick(random), count=5, request=True)
             yield Hold(pick_index=pick, count=5)
+            yield Hold(pick_index=pick + 1, count=5)
+            yield Send()
+            yield Launch(count=ALL)
+            yield Record()
     yield Send()
     for _ in range(4):
         wrong = len(MISUSES)
@@ -405,7 +486,7 @@ def moved_and_died(random: Random) -> Iterator[AnyStep]:
         yield Follow(rank=rank, count=7)
     yield Play(actions_count=59)
     for _ in range(random.randint(1, 3)):
-        yield _relief(random)
+        yield from _squeeze(random)
         yield from _take(random)
     for rank in range(RANKS_MAX):
         yield Follow(rank=rank, count=random.randrange(8))
@@ -434,6 +515,9 @@ def _pass(random: Random) -> Iterator[AnyStep]:
 
 MEETINGS: Final[tuple[Meeting, ...]] = (
     backed_up_and_given_up,
+    backed_up_under_forwards,
+    aborted,
+    load_given_up,
     loaded_and_given_up,
     loaded_and_read,
     published_over_copies,

@@ -122,9 +122,7 @@ def _retract_under_transfer(scheduler: Scheduler, pick: int) -> Ask | None:
         request.number
         for request in scheduler.running()
         for transfer in request.transfers.values()
-        if np.isin(
-            transfer.virtual[scheduler.contents.owner.index], model.pages_of(request)
-        ).any()
+        if np.isin(transfer.virtual[scheduler.contents.owner.index], model.pages_of(request)).any()
     ]
     takers = [
         request.number
@@ -134,6 +132,30 @@ def _retract_under_transfer(scheduler: Scheduler, pick: int) -> Ask | None:
     for victim in scheduler.pick(victims, pick):
         for taker in scheduler.pick([one for one in takers if one != victim], pick):
             return lambda batch: batch.take([taker], page_tokens, victims=[victim])
+    return None
+
+
+def _advance_one_too_far(scheduler: Scheduler, pick: int) -> Ask | None:
+    """Name somebody who may advance beside somebody who may not."""
+    able = [one.number for one in scheduler.running() if one.tokens > one.computed_tokens]
+    for number in scheduler.pick(able, pick):
+        for request in scheduler.pick(
+            [one for one in scheduler.running() if one.number != number], pick
+        ):
+            tokens = [1, request.tokens - request.computed_tokens + 1]
+            return lambda batch: batch.advance([number, request.number], tokens)
+    return None
+
+
+def _stand_and_leave(scheduler: Scheduler, pick: int) -> Ask | None:
+    """Have somebody leave the standing set in an operation that is wrong."""
+    for leaving, staying in zip(
+        scheduler.pick(list(scheduler.model.standing), pick),
+        scheduler.pick(list(scheduler.model.standing), pick + 1),
+        strict=True,
+    ):
+        if leaving != staying:
+            return lambda batch: batch.standing(add=[staying], remove=[leaving])
     return None
 
 
@@ -158,6 +180,8 @@ MISUSES: Final[tuple[MakeMisuse, ...]] = (
     _send_unbound,
     _publish_twice,
     _stand_twice,
+    _stand_and_leave,
+    _advance_one_too_far,
     _evict_under_receive,
     _retract_under_transfer,
 )

@@ -20,16 +20,15 @@ from kvd.testing.in_process import FIRST, IncarnationNumber, InProcessTransport,
 from kvd.testing.modelled.device import ModelledDevice
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.modelled.world import World
-from kvd.testing.stress.choice import check_choice
-from kvd.testing.stress.contents import Contents, columns_of
+from kvd.testing.stress.contents import Contents
 from kvd.testing.stress.coverage import note_outcome, note_released
-from kvd.testing.stress.effect_order import check_effect_order
 from kvd.testing.stress.failure import CheckName, StressFailure, failure_of
 from kvd.testing.stress.finish import check_units_at_rest, finish
 from kvd.testing.stress.forwards import plan_forward
 from kvd.testing.stress.hand import Hand
 from kvd.testing.stress.model import Model
 from kvd.testing.stress.oracle import Oracle
+from kvd.testing.stress.order import Order
 from kvd.testing.stress.pace import Pace
 from kvd.testing.stress.plans import ForwardPlan
 from kvd.testing.stress.played_rank import PlayedRank
@@ -42,7 +41,7 @@ from kvd.testing.stress.stage import StressRanks, attach_client, poisoned_memori
 from kvd.testing.stress.steps import UNCOUNTED, play_step
 from kvd.testing.stress.twin import Twin
 from kvd_proto.codec import decode_entry, encode
-from kvd_proto.operations import AnyOwnEntry, Operation, Released
+from kvd_proto.operations import AnyOwnEntry, BatchEnd, Operation, Released
 from kvd_proto.outcomes import Outcome, ReleasedResult
 
 ORACLE_PERMILLE: Final = 100
@@ -162,6 +161,8 @@ class StressRun:
             before=self.oracle if survives else None,
         )
         self.twin = Twin(self.stage.incarnation.engine, seed=program.seed_index)
+        self.order = Order(self.oracle)
+        self._wrong_part: Part | None = None
         self.stage.incarnation.watcher = self
 
     def _schedule(self, model: Model) -> None:
@@ -253,11 +254,12 @@ class StressRun:
         """See an operation that is about to be decided."""
         part = self.script[-1]
         self.oracle.before(operation, daring=isinstance(part, SendBatch) and part.misused)
+        self.order.before()
 
     def wrong(self, operation: Operation, error: OperationError) -> None:
         """See one that was wrong use."""
         self.oracle.wrong(operation, error)
-        part = self.script[-1]
+        part = self._wrong_part = self.script[-1]
         if not isinstance(part, SendBatch) or not part.misused:
             raise StressFailure(
                 CheckName.CLIENT,
@@ -266,11 +268,12 @@ class StressRun:
 
     def after(self, operation: Operation, outcome: Outcome) -> None:
         """See what was decided."""
+        if self.script[-1] is self._wrong_part and not isinstance(operation, BatchEnd):
+            raise StressFailure(
+                CheckName.ANSWERS, f"{type(operation).__name__} runs behind wrong use in its batch"
+            )
         self.oracle.after(PROGRAM, operation, outcome)
-        if outcome.segments:
-            columns = columns_of(outcome)
-            check_effect_order(self.built.storage.sized.geometry, outcome, columns)
-            check_choice(self.oracle, outcome, columns)
+        self.order.check(operation, outcome)
         encoded = encode(outcome)
         self._digest.update(encoded)
         self.twin.after(PROGRAM, operation, outcome, encoded)
@@ -283,6 +286,7 @@ class StressRun:
         self._digest.update(encoded)
         if isinstance(entry, Released):
             self.oracle.released(entry)
+            self.order.note_own()
             self.twin.released(entry, outcome, encoded)
         if isinstance(outcome.result, ReleasedResult):
             note_released(self.counts, outcome.result)
