@@ -74,6 +74,8 @@ def rest(run: "StressRun", step: Rest) -> bool:
     """Have everything that was begun happen, and compare all that is live on every rank."""
     if run.scheduler.launching:
         return False  # what is decided meanwhile is not applied yet
+    if not run.script:
+        run.scheduler.send()  # behind a death the tables are rewritten with the first batch
     for hand in run.stage.hands:
         run.follow(hand, len(run.script))
     run.come_to_rest()

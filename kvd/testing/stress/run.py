@@ -39,6 +39,7 @@ from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import stress_stage
 from kvd.testing.stress.stage import StressRanks, attach_client, poisoned_memories
 from kvd.testing.stress.steps import UNCOUNTED, play_step
+from kvd.testing.stress.survival import check_survivors
 from kvd.testing.stress.twin import Twin
 from kvd_proto.codec import decode_entry, encode
 from kvd_proto.operations import AnyOwnEntry, BatchEnd, Operation, Released
@@ -153,6 +154,7 @@ class StressRun:
             attach_rank=self.attach_rank,
             plan_forward=self._plan_forward,
         )
+        self._start_position = 0 if legacy is None else legacy.end_position
         survives = legacy is not None and legacy.engine is not None
         self.oracle = Oracle(
             self.stage.incarnation.engine,
@@ -179,6 +181,7 @@ class StressRun:
     def die(self, killed: Sequence[int]) -> None:
         """Let ranks die where they are, and the next incarnation begin on their memory."""
         legacy, redo = self.stage.die(killed)
+        self._check_survivors(legacy)
         self._digest.update(b"%d" % self.pace.digest)
         self.memories.renew_fences()
         self._number = IncarnationNumber(self._number + 1)
@@ -197,6 +200,20 @@ class StressRun:
         self._schedule(Model.after(before, contents, survivors))
         self.run_dry()
         check_units_at_rest(self)
+
+    def _check_survivors(self, legacy: Legacy) -> None:
+        """Compare what survives with what the log says, where that goes back to its beginning."""
+        log, contents = self.stage.incarnation.log, self.model.contents
+        if log.first_position > self._start_position + 1 or legacy.engine is None:
+            return
+        check_survivors(
+            self.model.values,
+            log.records(self._start_position + 1, log.end_position),
+            start_position=self._start_position,
+            confirmed_position=min(self.stage.progress_positions()),
+            state_index=None if contents.state is None else contents.state.index,
+            survivors=list(legacy.engine.requests.values.of_number),
+        )
 
     @property
     def ranks(self) -> list[PlayedRank[Any]]:
