@@ -20,6 +20,7 @@ from kvd.testing.stress.program import (
     Backup,
     Decode,
     Die,
+    Elsewhere,
     EndTransfer,
     Evict,
     Extend,
@@ -396,6 +397,26 @@ def dared(random: Random) -> Iterator[AnyStep]:
     yield from _later(random)
 
 
+def moved_elsewhere(random: Random) -> Iterator[AnyStep]:
+    """Have another program move what a forward writes that was not told."""
+    yield from _fill(random)
+    yield Free(pick_index=_pick(random), count=random.randrange(2))
+    for _ in range(random.randint(1, 2)):
+        yield Process(count=3)
+        yield Process(count=3)
+        yield Send()
+        for _ in range(random.randint(1, 2)):
+            yield Launch(pick_index=_pick(random), count=ALL, silent=random.randrange(2) == 0)
+            yield Record()
+        yield Elsewhere(
+            pick_index=_pick(random),
+            band=random.randrange(8),
+            value=random.randrange(2) == 0,
+        )
+        yield from _take(random)
+        yield from _later(random)
+
+
 def slots_moved_before_a_launch(random: Random) -> Iterator[AnyStep]:
     """Move slots that were handed out, or have a peer write them, before a launch clears them."""
     yield from _fill(random)
@@ -529,6 +550,7 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
     lost_and_wanted,
     dared,
     dared,
+    moved_elsewhere,
     slots_moved_before_a_launch,
     sink_reset_between_forwards,
     retracted_and_back,

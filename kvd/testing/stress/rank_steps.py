@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from kvd.testing.modelled.ranks import DEADLINE_MS
 from kvd.testing.stress.daring import DARES, forget_proposals
 from kvd.testing.stress.failure import CheckName, StressFailure
@@ -12,6 +14,7 @@ from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd.testing.stress.program import (
     CheckTables,
     Die,
+    Elsewhere,
     EndTransfer,
     FailCopy,
     Follow,
@@ -21,15 +24,17 @@ from kvd.testing.stress.program import (
     Play,
     Rest,
 )
-from kvd.testing.stress.scheduler import Scheduler
+from kvd.testing.stress.scheduler import Scheduler, Touch
 from kvd.testing.stress.script import SendBatch
 from kvd_client.errors import ReplyError
-from kvd_proto.operations import CopyEnded, TransferEnded
+from kvd_proto.operations import CopyEnded, Evict, Operation, Relief, TransferEnded
 
 if TYPE_CHECKING:
     from kvd.testing.stress.run import StressRun
 
 ACTIONS_MAX = 60
+ELSEWHERE_UNITS = (44, 34, 26, 20, 15, 11, 8, 6, 4, 3, 2)
+"""How much another program asks for, less and less."""
 PARTS_FOLLOWED_MAX = 8
 
 
@@ -87,6 +92,30 @@ def die(run: "StressRun", step: Die) -> bool:
     """Let one rank die, or all of them."""
     count = run.program.ranks_count
     run.die(range(count) if step.all_die else [step.rank % count])
+    return True
+
+
+def elsewhere(run: "StressRun", step: Elsewhere) -> bool:
+    """Have another program make room, and give up a value that the open batch leaves alone."""
+    scheduler = run.scheduler
+    operations: list[Operation] = []
+    fitting = [
+        value.number
+        for value in scheduler.model.values.values()
+        if scheduler.may_end(value)
+        and not value.loading
+        and scheduler.is_free_for("value", value.number, Touch.CHANGES)
+    ]
+    if step.value and not scheduler.batch.names_units:
+        for number in scheduler.pick(fitting, step.pick_index):
+            operations.append(Evict(np.array([number], dtype="<i8").tobytes()))
+    bands = scheduler.contents.bands
+    wanted = step.band % len(bands)
+    room = bands[wanted].owners.size - bands[wanted].unit_index_min
+    for units in ELSEWHERE_UNITS:
+        demand = [min(units, room) if index == wanted else 0 for index in range(len(bands))]
+        operations.append(Relief(tuple(demand)))
+    run.decide_elsewhere(*operations)
     return True
 
 

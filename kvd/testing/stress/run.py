@@ -41,13 +41,15 @@ from kvd.testing.stress.stage import StressRanks, attach_client, poisoned_memori
 from kvd.testing.stress.steps import UNCOUNTED, play_step
 from kvd.testing.stress.survival import check_survivors
 from kvd.testing.stress.twin import Twin
-from kvd_proto.codec import decode_entry, encode
+from kvd_proto.codec import decode_entry, encode, join_batch
 from kvd_proto.operations import AnyOwnEntry, BatchEnd, Operation, Released
 from kvd_proto.outcomes import Outcome, ReleasedResult
 
 ORACLE_PERMILLE: Final = 100
 """Share of the operations whose answers are found again by trying every layout."""
-PROGRAM: Final = 0
+OTHER_PROGRAM: Final = 1
+TWO_STREAMS_SHARE: Final = 4
+"""Of how many seeds one has forwards that take turns on two streams."""
 """The program that all ranks run."""
 LAG_PARTS_MAX: Final = 14
 """Parts that one rank may be behind the first."""
@@ -116,7 +118,10 @@ class StressRun:
         client = attach_client(
             self.program, self.built, index=index, transport=transport, device=device
         )
-        return StressRank(index=index, device=device, client=client, pool_places=POOL_PLACES_COUNT)
+        rank = StressRank(index=index, device=device, client=client, pool_places=POOL_PLACES_COUNT)
+        if self.program.seed_index % TWO_STREAMS_SHARE == 0:
+            rank.second_stream = device.stream("second forward")
+        return rank
 
     def advance(self, actions_count: int) -> bool:
         """Let some actions of the devices run; return whether there were any."""
@@ -267,16 +272,20 @@ class StressRun:
 
     # ---- what is decided ------------------------------------------------------------------------
 
+    @property
+    def _last_part(self) -> Part | None:
+        return self.script[-1] if self.script else None
+
     def before(self, operation: Operation) -> None:
         """See an operation that is about to be decided."""
-        part = self.script[-1]
+        part = self._last_part
         self.oracle.before(operation, daring=isinstance(part, SendBatch) and part.misused)
         self.order.before()
 
     def wrong(self, operation: Operation, error: OperationError) -> None:
         """See one that was wrong use."""
         self.oracle.wrong(operation, error)
-        part = self._wrong_part = self.script[-1]
+        part = self._wrong_part = self._last_part
         if not isinstance(part, SendBatch) or not part.misused:
             raise StressFailure(
                 CheckName.CLIENT,
@@ -285,15 +294,17 @@ class StressRun:
 
     def after(self, operation: Operation, outcome: Outcome) -> None:
         """See what was decided."""
-        if self.script[-1] is self._wrong_part and not isinstance(operation, BatchEnd):
+        wrong = self._wrong_part is not None and self._wrong_part is self._last_part
+        if wrong and not isinstance(operation, BatchEnd):
             raise StressFailure(
                 CheckName.ANSWERS, f"{type(operation).__name__} runs behind wrong use in its batch"
             )
-        self.oracle.after(PROGRAM, operation, outcome)
+        program = self.stage.incarnation.program
+        self.oracle.after(program, operation, outcome)
         self.order.check(operation, outcome)
         encoded = encode(outcome)
         self._digest.update(encoded)
-        self.twin.after(PROGRAM, operation, outcome, encoded)
+        self.twin.after(program, operation, outcome, encoded)
         note_outcome(self.counts, operation, outcome)
         self.model.note(operation, outcome)
 
@@ -319,6 +330,18 @@ class StressRun:
         self.counts["step aborted"] += 1
         self.oracle.aborted(step)
         self.twin.aborted(step)
+
+    def decide_elsewhere(self, *operations: Operation) -> None:
+        """Have another program's batch decided, of which ranks hear with their next one."""
+        incarnation = self.stage.incarnation
+        self._wrong_part = None
+        incarnation.batch(
+            rank=self.first_index,
+            program=OTHER_PROGRAM,
+            index=incarnation.next_index(OTHER_PROGRAM),
+            body=join_batch([encode(operation) for operation in (*operations, BatchEnd())]),
+        )
+        incarnation.settle()
 
     # ---- steps ----------------------------------------------------------------------------------
 

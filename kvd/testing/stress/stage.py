@@ -63,11 +63,14 @@ class WatchedIncarnation(Incarnation):
     """An incarnation whose decisions somebody sees as they are made."""
 
     watcher: Watcher | None = None
+    program: int = 0
+    """The program whose operation was decided last, or is being."""
     broken: Exception | None = None
     """What the engine raised that is no answer; whoever asked hears of it in other words."""
 
     def _decide(self, program: int, operation: Operation) -> Outcome:
         watcher = self.watcher
+        self.program = program
         if watcher is None:
             return super()._decide(program, operation)
         with self._keeping():
