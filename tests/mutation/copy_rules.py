@@ -14,6 +14,7 @@ from kvd.testing.modelled.device import ModelledDevice, ModelledWork
 from kvd.testing.modelled.shadow import Accesses
 from kvd.testing.modelled.world import World
 from kvd.testing.mutants.fault import Fault, planted
+from kvd.testing.mutants.ranks import BENCH_FAULTS
 from kvd.testing.mutants.registry import FAULTS
 from kvd.testing.small_rank import FULL, PLAN, TOTAL_BYTES, outcome
 from kvd_client.device.apply import Applier
@@ -142,7 +143,7 @@ RULES: tuple[CopyRule, ...] = (
     _rule("backup-waits-f", back_up_behind_a_forward),
     # Also where A waits for the forward later in the same reply.
     _rule("backup-waits-f-first", back_up_ahead_of_a_wait, fault="backup-waits-f"),
-    _rule("load-waits-f", load_behind_a_forward),
+    CopyRule("load-waits-f", load_behind_a_forward, BENCH_FAULTS[0]),
     _rule("load-waits-a", load_behind_zeroing),
     _rule("backup-waits-a", back_up_behind_zeroing),
     _rule("copy-wait", zero_behind_a_backup),

@@ -238,11 +238,6 @@ EPOCH_FAULTS: Final[tuple[Fault, ...]] = (
         (_UNITS + "acquire", "self.epoch_count += 1", "pass"),
     ),
     edited(
-        "no-epoch-at-promise",
-        "the epoch moves when something is promised",
-        (_BAND + "promise", "self.epoch_count += 1", "pass"),
-    ),
-    edited(
         "no-epoch-at-growth",
         "the epoch moves when a band grows",
         (_BAND + "grow", "self.epoch_count += 1", "pass"),

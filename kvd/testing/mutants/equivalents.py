@@ -36,6 +36,18 @@ EQUIVALENTS: Final[tuple[Equivalent, ...]] = (
         "behind 'and with it'; tests/mutation shows that either is enough",
     ),
     Equivalent(
+        "load-waits-f",
+        "LD does not wait the tail of F",
+        "a load writes units that were handed out for it, so A waited whoever may still read or "
+        "write them (cells c4-h1 and S of c4-h2), and LD waits A; `c4-h1` leaves out both",
+    ),
+    Equivalent(
+        "no epoch at a promise",
+        "a band's epoch stays when something is promised",
+        "the snapshot that is kept for an epoch holds no promises: `_with_promises` adds what is "
+        "promised to every question as it is asked",
+    ),
+    Equivalent(
         "double free",
         "names that are not bound, or named twice, are freed",
         "no operation names units to be freed: requests and values are ended by their own numbers, "

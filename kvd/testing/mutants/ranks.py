@@ -165,14 +165,6 @@ ORDER_FAULTS: Final[tuple[Fault, ...]] = (
 )
 
 COPY_FAULTS: Final[tuple[Fault, ...]] = (
-    edited(
-        "load-waits-f",
-        "LD waits the tail of F",
-        (
-            _APPLIER + "_enqueue",
-            "if self._forward_end is not None and not self._forward_end.reached:",
-            "if self._forward_end is not None and piece.stream.value != 'load':",
-        ),
     ),
     edited(
         "backup-waits-f",
@@ -367,3 +359,15 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         ),
     ),
 )
+
+BENCH_FAULTS: Final[tuple[Fault, ...]] = (
+    edited(
+        "load-waits-f",
+        "LD waits the tail of F",
+        (
+            _APPLIER + "_enqueue",
+            "if self._forward_end is not None and not self._forward_end.reached:",
+            "if self._forward_end is not None and piece.stream.value != 'load':",
+        ),
+)
+"""Faults that only the benches of tests/mutation notice; see `kvd.testing.mutants.equivalents`."""

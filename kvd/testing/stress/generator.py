@@ -7,13 +7,13 @@ pass, so that programs come far; the rest comes alone, in any order.
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Final
 
 from msgspec.structs import fields
 
-from kvd.testing.stress.meetings import DEATHS, MEETINGS
+from kvd.testing.stress.meetings import DEATHS, MEETINGS, NAMED_MEETINGS, Meeting
 from kvd.testing.stress.program import (
     RANKS_MAX,
     RANKS_MIN,
@@ -184,20 +184,29 @@ def profile_of(shape: str, seed: int) -> str:
 
 
 def steps_of(shape: str, seed: int, *, profile: str | None = None) -> Iterator[AnyStep]:
-    """Yield the steps of a seed, without an end."""
+    """Yield the steps of a seed, without an end.
+
+    A profile may be the name of a meeting as well: then that happens most of the time.
+    """
     random = _random(shape, seed, "steps")
-    weights = {**WEIGHTS, **PROFILES[profile_of(shape, seed) if profile is None else profile]}
-    kinds, shares = list(weights), list(weights.values())
     name = profile_of(shape, seed) if profile is None else profile
-    runs, permille = {
-        "meetings": (MEETINGS, MEETING_PERMILLE),
-        "death": ((*_RUNS, *DEATHS), RUN_PERMILLE),
-    }.get(name, (_RUNS, RUN_PERMILLE))
+    weights = {**WEIGHTS, **PROFILES.get(name, PROFILES["meetings"])}
+    kinds, shares = list(weights), list(weights.values())
+    runs, permille = _runs_of(name)
     while True:
         if random.randrange(PERMILLE) < permille:
             yield from runs[random.randrange(len(runs))](random)
         else:
             yield _drawn(random.choices(kinds, shares)[0], random)
+
+
+def _runs_of(profile: str) -> tuple[Sequence[Meeting], int]:
+    """Return runs of steps, and permille of the draws that are one."""
+    if profile in NAMED_MEETINGS:
+        return (*MEETINGS, *[NAMED_MEETINGS[profile]] * len(MEETINGS)), MEETING_PERMILLE
+    if profile == "meetings":
+        return MEETINGS, MEETING_PERMILLE
+    return (*_RUNS, *DEATHS) if profile == "death" else _RUNS, RUN_PERMILLE
 
 
 def _random(shape: str, seed: int, what: str) -> Random:

@@ -559,3 +559,7 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
 )
 DEATHS: Final[tuple[Meeting, ...]] = (moved_and_died, moved_and_died, moved_and_died)
 """What happens beside everything else where ranks die."""
+NAMED_MEETINGS: Final[dict[str, Meeting]] = {
+    meeting.__name__.strip("_"): meeting for meeting in (*MEETINGS, *DEATHS)
+}
+"""By name, so that a run can lean to one of them."""
