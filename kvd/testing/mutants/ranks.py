@@ -165,7 +165,6 @@ ORDER_FAULTS: Final[tuple[Fault, ...]] = (
 )
 
 COPY_FAULTS: Final[tuple[Fault, ...]] = (
-    ),
     edited(
         "backup-waits-f",
         "BK waits the tail of F",
@@ -369,5 +368,6 @@ BENCH_FAULTS: Final[tuple[Fault, ...]] = (
             "if self._forward_end is not None and not self._forward_end.reached:",
             "if self._forward_end is not None and piece.stream.value != 'load':",
         ),
+    ),
 )
 """Faults that only the benches of tests/mutation notice; see `kvd.testing.mutants.equivalents`."""

@@ -54,8 +54,8 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "waits-behind-moves copy-wait growth-clears-fences use-kept-after-end",
     "loaded_and_given_up": "c2-h5 c3-h5 c4-h1 load-not-kept",
     "backed_up_under_forwards": "backup-waits-f r2-load",
-    "load_given_up": "cancelled-load-keeps-names cancelled-load-keeps-units load-where-it-was-named "
-    "reservation-not-fixed reservation-freed-early load-names-not-told",
+    "load_given_up": "cancelled-load-keeps-names cancelled-load-keeps-units load-names-not-told "
+    "load-where-it-was-named reservation-not-fixed reservation-freed-early",
     "loaded_and_read": "r1-load r2-load load-waits-a",
     "published_over_copies": "c5-h4 c5-h5 c5-h6 publish-beside-transfers",
     "moved_under_forwards": "r1-forward r1-forward-unknown c2-h1 c3-h1 c4-h1 steps-not-fenced "
