@@ -199,17 +199,14 @@ class UseBooks:
         """Let a peer read units."""
         self._use_transfer(number, names, "posted")
         self._resolved(number, names, result, told)
-        writers = (
-            UseKind.LOAD_RESERVATION,
-            UseKind.RECEIVE_HOLD,
-            UseKind.NETWORK_RECEIVE,
-            UseKind.COPY_WRITE,
-        )
+        writers = (UseKind.LOAD_RESERVATION, UseKind.RECEIVE_HOLD, UseKind.NETWORK_RECEIVE)
         for band, its in enumerate(names):
             what = f"transfer {number} sends from band {self.units.name(band)}"
             grains = self.units.grains_of_names(band, its)
             for kind, signal in self.accesses.on(grains, writers):
                 broken("clearance", f"{what} what {signal.kind} {signal.number} writes ({kind})")
+            for copy in self.accesses.filling(grains):
+                broken("clearance", f"{what} what load {copy} is still to deliver")
             for step in self.accesses.writing_steps(grains) if grains else ():
                 broken("clearance", f"{what} what step {step} may write")
             self._require_loaded(band, its, what)
