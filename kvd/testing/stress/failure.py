@@ -69,6 +69,8 @@ def failure_of(error: Exception, *, in_engine: bool) -> StressFailure:
 
     An invariant of kvd's own that does not hold keeps its name.
     """
+    if isinstance(error, StressFailure):
+        return error
     if isinstance(error, InvariantError):
         return StressFailure(error.name, error.message)
     message = f"{type(error).__name__}: {error}"

@@ -1,10 +1,14 @@
 """The end of a run: everything comes to its end, nothing is left, and an empty arena serves."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from kvd.testing.stress.checked_rank import CheckedRank
 from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.testing.stress.model import Model
+from kvd.testing.stress.scheduler import Scheduler
 from kvd.testing.stress.script import OpenLaunch
 from kvd.testing.stress.shapes import servable_prompt_tokens
 from kvd_client import Batch
@@ -19,29 +23,31 @@ SERVED_TOKENS = 6
 """Tokens generated for the last request, behind a prompt that fills the context otherwise."""
 
 
+class FinishedRun(Protocol):
+    """What has to be known of a run to bring it to its end."""
+
+    scheduler: Scheduler
+    model: Model
+
+    @property
+    def ranks(self) -> Sequence[CheckedRank]:
+        """Return the ranks that this process plays."""
+        ...
+
+
 def finish(run: "StressRun") -> None:
     """Let everything end; raises StressFailure for what is left, or not as it should be."""
     _settle(run)
     check_at_rest(run)
-    _empty(run)
-    _check_empty(run)
-    _serve(run)
-    _empty(run)
-    _check_empty(run)
+    _end_all(run)
+    serve(run)
+    _end_all(run)
 
 
 def _settle(run: "StressRun") -> None:
     """Let all copies, transfers and steps end."""
     scheduler, model = run.scheduler, run.model
-    if scheduler.launching:
-        scheduler.close_launch()
-    scheduler.send()
-    for number in [one.number for one in model.copies.values() if one.loads and not one.submitted]:
-        scheduler.ask(lambda batch, number=number: batch.load_cancel(number))
-    for number in [one.number for one in model.transfers.values() if not one.published]:
-        scheduler.ask(lambda batch, number=number: batch.cancel_hold(number))
-    scheduler.process(scheduler.launched_count)
-    scheduler.send()
+    cancel_all(scheduler)
     for number in model.transfers:
         for rank in run.stage.ranks:
             rank.let_go(number)
@@ -58,14 +64,28 @@ def _settle(run: "StressRun") -> None:
     _catch_up(run)
 
 
+def cancel_all(scheduler: Scheduler) -> None:
+    """Give up what is only announced, and notice that all steps are over."""
+    model = scheduler.model
+    if scheduler.launching:
+        scheduler.close_launch()
+    scheduler.send()
+    for number in [one.number for one in model.copies.values() if one.loads and not one.submitted]:
+        scheduler.ask(lambda batch, number=number: batch.load_cancel(number))
+    for number in [one.number for one in model.transfers.values() if not one.published]:
+        scheduler.ask(lambda batch, number=number: batch.cancel_hold(number))
+    scheduler.process(scheduler.launched_count)
+    scheduler.send()
+
+
 def _catch_up(run: "StressRun") -> None:
     """Have every rank do everything, and everything that was enqueued run."""
     for hand in run.stage.hands:
         run.follow(hand, len(run.script))
-    run.world.run()
+    run.run_dry()
     for rank in run.stage.ranks:
         rank.post_peers()
-    run.world.run()
+    run.run_dry()
 
 
 def _report(run: "StressRun") -> None:
@@ -78,7 +98,7 @@ def _report(run: "StressRun") -> None:
         rank.client.ping()  # with it go the facts that are due
 
 
-def check_at_rest(run: "StressRun") -> None:
+def check_at_rest(run: FinishedRun) -> None:
     """Compare all live units of every rank, its sink and its tables while nothing runs."""
     contents = run.model.contents
     for band in contents.bands:
@@ -89,17 +109,17 @@ def check_at_rest(run: "StressRun") -> None:
         def describe(place: int, name: str = band.name, ids: object = virtual) -> str:
             return f"band {name}, one of ids {ids}"
 
-        for rank in run.stage.ranks:
+        for rank in run.ranks:
             rank.check_at_rest(words, tags, describe)
     if contents.sink_is_zero:
         zeros = np.zeros(contents.sink_words.size, dtype=np.int64)
-        for rank in run.stage.ranks:
+        for rank in run.ranks:
             rank.check_at_rest(contents.sink_words, zeros, lambda place: "the sink")
-    for rank in run.stage.ranks:
+    for rank in run.ranks:
         rank.client.check_tables()
 
 
-def _empty(run: "StressRun") -> None:
+def empty(run: FinishedRun) -> None:
     """End everybody."""
     scheduler, model = run.scheduler, run.model
     ending = [*model.requests, *model.waiting]
@@ -111,7 +131,13 @@ def _empty(run: "StressRun") -> None:
     scheduler.ask(lambda batch: batch.idle())
     scheduler.send()
     scheduler.send()
+
+
+def _end_all(run: "StressRun") -> None:
+    """End everybody, have all ranks do so, and see that nothing is left; raises StressFailure."""
+    empty(run)
     _catch_up(run)
+    _check_empty(run)
 
 
 def _check_empty(run: "StressRun") -> None:
@@ -141,7 +167,7 @@ def _check_empty(run: "StressRun") -> None:
             raise StressFailure(CheckName.DRAIN, f"everybody has gone, and {name} are missing")
 
 
-def _serve(run: "StressRun") -> None:
+def serve(run: FinishedRun) -> None:
     """Serve a request that fits an empty arena; raises StressFailure if it is not served."""
     scheduler, model, limits = run.scheduler, run.model, run.scheduler.limits
     number = model.take_number("request")
@@ -176,9 +202,7 @@ def _serve(run: "StressRun") -> None:
                 f"{tokens} more in an arena of its own",
             )
         scheduler.prepare_launch()
-        scheduler.open_launch(
-            OpenLaunch((number,), (number,), standing=False, silent=False)
-        )
+        scheduler.open_launch(OpenLaunch((number,), (number,), standing=False, silent=False))
         scheduler.close_launch()
         scheduler.ask(lambda batch, tokens=tokens: batch.advance([number], tokens))
         scheduler.process(1)

@@ -1,16 +1,18 @@
 """Carries out the parts of a script on one rank."""
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
+from kvd.testing.stress.checked_rank import CheckedRank
 from kvd.testing.stress.failure import CheckName, StressFailure
 from kvd.testing.stress.plans import ForwardPlan
-from kvd.testing.stress.ranks import StressRank
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
-from kvd_client import STANDING, OperationError
-from kvd_client.client import LaunchBlock
+from kvd_client import STANDING, Batch, OperationError
+from kvd_client.client import BatchBlock, LaunchBlock
+from kvd_client.launch import Step
 from kvd_proto.control import Mode
 
+RankT = TypeVar("RankT", bound=CheckedRank)
 PlanForward: TypeAlias = Callable[[OpenLaunch], ForwardPlan]
 
 
@@ -18,10 +20,10 @@ class StressAbort(Exception):
     """Raised in a launch block to leave it; never seen outside."""
 
 
-class Hand:
+class Hand(Generic[RankT]):
     """Carries out parts on one rank."""
 
-    def __init__(self, rank: StressRank, *, follows: bool, plan_forward: PlanForward) -> None:
+    def __init__(self, rank: RankT, *, follows: bool, plan_forward: PlanForward) -> None:
         self.rank = rank
         self.done_count = 0
         """Parts of the script that are done."""
@@ -68,17 +70,29 @@ class Hand:
             self.close(aborts=False)
         self.rank.client.close()
 
-    def _send(self, part: SendBatch, *, first: bool) -> None:
-        client = self.rank.client
-        error: str | None = None
-        block = client.batch()
+    def open_batch(self, part: SendBatch) -> tuple[BatchBlock, Batch]:
+        """Return a block with everything asked that a part asks."""
+        block = self.rank.client.batch()
         batch = block.__enter__()
         for step in part.processed:
             batch.processed(step)
         for ask in part.asks:
             ask(batch)
+        return block, batch
+
+    def _leave_batch(self, block: BatchBlock) -> None:
+        """Send what was asked; raises OperationError."""
+        block.__exit__(None, None, None)
+
+    def _enter_launch(self, block: LaunchBlock) -> Step:
+        return block.__enter__()
+
+    def _send(self, part: SendBatch, *, first: bool) -> None:
+        client = self.rank.client
+        error: str | None = None
+        block, batch = self.open_batch(part)
         try:
-            block.__exit__(None, None, None)
+            self._leave_batch(block)
         except OperationError as wrong:
             error = wrong.message
         if first:
@@ -96,7 +110,7 @@ class Hand:
             block = client.launch(step=part.step, position=part.position)
         else:
             block = client.launch(writes=STANDING if part.standing else part.writes)
-        step = block.__enter__()
+        step = self._enter_launch(block)
         self._block = block
         if first:
             part.step, part.position = step.number, step.position

@@ -38,9 +38,7 @@ def _advance_past_taken(scheduler: Scheduler, pick: int) -> Ask | None:
 
 def _admit_again(scheduler: Scheduler, pick: int) -> Ask | None:
     for request in scheduler.pick(scheduler.running(), pick):
-        return lambda batch: batch.admit(
-            [request.number], prompt_tokens=[1], new_tokens_max=[1]
-        )
+        return lambda batch: batch.admit([request.number], prompt_tokens=[1], new_tokens_max=[1])
     return None
 
 

@@ -13,7 +13,6 @@ from kvd.testing.stress.plans import PeerPlan
 from kvd_proto.operations import (
     Admit,
     Advance,
-    AnyOwnEntry,
     BackupSubmit,
     CancelHold,
     Evict,
@@ -236,7 +235,7 @@ class Model:
             case _:
                 self._note_uses(operation, outcome, columns)
 
-    def note_own(self, entry: AnyOwnEntry, outcome: Outcome) -> None:
+    def note_own(self, outcome: Outcome) -> None:
         """Take in an entry of the daemon's own; raises StressFailure."""
         self.contents.apply(outcome, columns_of(outcome))
         if isinstance(outcome.result, ReleasedResult):
@@ -302,7 +301,7 @@ class Model:
             request = self.requests[number]
             self._gone(number)
             self.waiting[number] = Waiting(number, request.prompt_tokens, request.new_tokens)
-    
+
     def _gone(self, number: int) -> None:
         self.standing.pop(number, None)
         self.requests.pop(number, None)
@@ -327,7 +326,9 @@ class Model:
     def readable_ids_of(self, owner: Request | Value) -> list[Indices]:
         """Return the virtual ids of somebody that hold something to copy or to send."""
         ids, state = self.ids_of(owner), self.contents.state
-        if state is not None and any(slot in self.contents.uncleared for slot in ids[state.index].tolist()):
+        if state is not None and any(
+            slot in self.contents.uncleared for slot in ids[state.index].tolist()
+        ):
             ids[state.index] = _NONE
         return ids
 

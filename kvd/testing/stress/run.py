@@ -7,19 +7,21 @@ decided. After every step all that was found wrong so far is raised.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 
 from kvd.engine.legacy import Legacy
 from kvd.errors import OperationError
-from kvd.testing.in_process import FIRST, IncarnationNumber, RankMemories
+from kvd.testing.in_process import FIRST, IncarnationNumber, InProcessTransport, RankMemories
+from kvd.testing.modelled.device import ModelledDevice
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.modelled.world import World
 from kvd.testing.stress.contents import Contents
+from kvd.testing.stress.coverage import note_outcome, note_released
 from kvd.testing.stress.failure import CheckName, StressFailure, failure_of
 from kvd.testing.stress.finish import finish
 from kvd.testing.stress.forwards import plan_forward
@@ -28,15 +30,17 @@ from kvd.testing.stress.model import Model
 from kvd.testing.stress.oracle import Oracle
 from kvd.testing.stress.pace import Pace
 from kvd.testing.stress.plans import ForwardPlan
+from kvd.testing.stress.played_rank import PlayedRank
 from kvd.testing.stress.program import AnyStep, Program
-from kvd.testing.stress.scheduler import Limits, Scheduler
+from kvd.testing.stress.ranks import StressRank
+from kvd.testing.stress.scheduler import POOL_PLACES_COUNT, Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import stress_stage
-from kvd.testing.stress.stage import StressRanks, poisoned_memories
+from kvd.testing.stress.stage import StressRanks, attach_client, poisoned_memories
 from kvd.testing.stress.steps import UNCOUNTED, play_step
 from kvd_proto.codec import decode_entry, encode
 from kvd_proto.operations import AnyOwnEntry, Operation, Released
-from kvd_proto.outcomes import Outcome, Pump, Refusal
+from kvd_proto.outcomes import Outcome, ReleasedResult
 
 ORACLE_PERMILLE: Final = 100
 """Share of the operations whose answers are found again by trying every layout."""
@@ -76,7 +80,7 @@ class StressRun:
         self.built = stress_stage(program.shape, overlap=program.overlap)
         plan = self.built.storage.storage
         self.counts: Counter[str] = Counter()
-        self.memories: RankMemories = poisoned_memories(plan.total_bytes, ranks=program.ranks_count)
+        self.memories = self.new_memories(plan.total_bytes)
         self.cell_bytes = grains_of(plan)[0].cell_bytes
         self.first_index = 0
         """The rank that does everything first."""
@@ -87,22 +91,50 @@ class StressRun:
         self._attach(None, ())
         self._schedule(Model(Contents(plan, cell_bytes=self.cell_bytes)))
 
+    # ---- what ranks run on ----------------------------------------------------------------------
+
+    def new_memories(self, total_bytes: int) -> RankMemories:
+        """Return memory for every rank, full of bytes that nobody wrote."""
+        return poisoned_memories(total_bytes, ranks=self.program.ranks_count)
+
+    def begin_incarnation(self) -> None:
+        """Have everything that the ranks of an incarnation have in common."""
+        self.world = World(self.pace, only_needed=self.program.seed_index % 3 != 0)
+
+    def attach_rank(self, index: int, transport: InProcessTransport) -> PlayedRank[Any]:
+        """Attach a rank."""
+        plan = self.built.storage.storage
+        device = ModelledDevice(self.world, rank=str(index), plan=plan, declares_only=True)
+        self.world.note = f"rank {index}, attach"
+        client = attach_client(
+            self.program, self.built, index=index, transport=transport, device=device
+        )
+        return StressRank(index=index, device=device, client=client, pool_places=POOL_PLACES_COUNT)
+
+    def advance(self, actions_count: int) -> bool:
+        """Let some actions of the devices run; return whether there were any."""
+        return self.world.advance(actions_count) > 0
+
+    def run_dry(self) -> None:
+        """Let everything run that is enqueued."""
+        self.world.run()
+
     # ---- incarnations ---------------------------------------------------------------------------
 
     def _attach(self, legacy: Legacy | None, redo: Sequence[bytes]) -> None:
         """Begin an incarnation."""
         program = self.program
         self.pace = Pace(program.seed_index * INCARNATIONS_MAX + self._number)
-        self.world = World(self.pace, only_needed=program.seed_index % 3 != 0)
+        self.begin_incarnation()
         self.script.clear()
         self.stage = StressRanks(
             program,
             self.built,
-            world=self.world,
             memories=self.memories,
             number=self._number,
             legacy=legacy,
             redo=redo,
+            attach_rank=self.attach_rank,
             plan_forward=self._plan_forward,
         )
         survives = legacy is not None and legacy.engine is not None
@@ -141,12 +173,19 @@ class StressRun:
             contents.adopt(decode_entry(record.entry).outcome, before.contents)
         survivors = self.stage.ranks[0].client.values
         self.counts["survived"] += len(survivors)
+        self.counts["redone"] += any(redo)
+        self.counts["died all" if len(killed) == len(self.ranks) else "died one"] += 1
         self._schedule(Model.after(before, contents, survivors))
+
+    @property
+    def ranks(self) -> list[PlayedRank[Any]]:
+        """Return all ranks."""
+        return self.stage.ranks
 
     # ---- parts ----------------------------------------------------------------------------------
 
     @property
-    def first(self) -> Hand:
+    def first(self) -> Hand[PlayedRank[Any]]:
         """Return the rank that does everything first."""
         return self.stage.hands[self.first_index]
 
@@ -161,7 +200,7 @@ class StressRun:
             if behind > LAG_PARTS_MAX:
                 self.follow(hand, behind - LAG_PARTS_MAX)
 
-    def follow(self, hand: Hand, count: int) -> int:
+    def follow(self, hand: Hand[PlayedRank[Any]], count: int) -> int:
         """Have a rank do what the first one did; return how many parts that were."""
         parts = self.script[hand.done_count : hand.done_count + count]
         for part in parts:
@@ -186,18 +225,15 @@ class StressRun:
         part = self.script[-1]
         if not isinstance(part, SendBatch) or not part.misused:
             raise StressFailure(
-                CheckName.CLIENT, f"{type(operation).__name__} was called wrong use: {error.message}"
+                CheckName.CLIENT,
+                f"{type(operation).__name__} was called wrong use: {error.message}",
             )
 
     def after(self, operation: Operation, outcome: Outcome) -> None:
         """See what was decided."""
         self.oracle.after(PROGRAM, operation, outcome)
         self._digest.update(encode(outcome))
-        result = outcome.result
-        if isinstance(result, Refusal):
-            self.counts[f"refused {result.reason.value}"] += 1
-        elif isinstance(result, Pump):
-            self.counts["pump"] += 1
+        note_outcome(self.counts, operation, outcome)
         self.model.note(operation, outcome)
 
     def own(self, entry: AnyOwnEntry, outcome: Outcome) -> None:
@@ -205,7 +241,9 @@ class StressRun:
         if isinstance(entry, Released):
             self.oracle.released(entry)
         self._digest.update(encode(outcome))
-        self.model.note_own(entry, outcome)
+        if isinstance(outcome.result, ReleasedResult):
+            note_released(self.counts, outcome.result)
+        self.model.note_own(outcome)
         for copy in self.model.ended_backups:
             for rank in self.stage.ranks:
                 for band, words in copy.words.items():
@@ -214,6 +252,7 @@ class StressRun:
 
     def aborted(self, step: int) -> None:
         """See a rank's word, which is news, that it left a launch."""
+        self.counts["step aborted"] += 1
         self.oracle.aborted(step)
 
     # ---- steps ----------------------------------------------------------------------------------
@@ -266,13 +305,19 @@ class StressRun:
                 raise rank.findings[0]
 
 
-def run_steps(program: Program, steps: Iterable[AnyStep], *, operations_max: int = 0) -> Result:
+def run_steps(
+    program: Program,
+    steps: Iterable[AnyStep],
+    *,
+    operations_max: int = 0,
+    begin: Callable[[Program], StressRun] = StressRun,
+) -> Result:
     """Play steps on the stage of a program, whose own are left aside, until so many were done.
 
     0 plays them all. Nothing is raised for a failure: the result has it, and the steps so far.
     """
     played: list[AnyStep] = []
-    run = StressRun(program)
+    run = begin(program)
     operations_count = 0
     failure: StressFailure | None = None
     try:
@@ -287,6 +332,7 @@ def run_steps(program: Program, steps: Iterable[AnyStep], *, operations_max: int
         failure = found
     finally:
         run.close()
+    run.counts["decisions judged"] += run.oracle.judged_count
     return Result(
         program=structs.replace(program, steps=tuple(played)),
         operations_count=operations_count,

@@ -16,7 +16,9 @@ def _owner(scheduler: Scheduler, number: int, *, value: bool) -> Request | Value
     return model.values.get(number) if value else model.requests.get(number)
 
 
-def _chosen(scheduler: Scheduler, index: int, *, value: bool, sends: bool) -> Request | Value | None:
+def _chosen(
+    scheduler: Scheduler, index: int, *, value: bool, sends: bool
+) -> Request | Value | None:
     """Return whose units are to be sent or received; None if nobody's can be."""
     model = scheduler.model
     owners = [*model.values.values()] if value else [*model.requests.values()]

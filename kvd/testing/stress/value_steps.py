@@ -108,9 +108,7 @@ def load_reserve(scheduler: Scheduler, step: LoadReserve) -> bool:
 
 def _open_loads(scheduler: Scheduler, index: int) -> list[Copy]:
     """Return a load that is not submitted, picked; whatever touches its value is sent before."""
-    loads = [
-        copy for copy in scheduler.model.copies.values() if copy.loads and not copy.submitted
-    ]
+    loads = [copy for copy in scheduler.model.copies.values() if copy.loads and not copy.submitted]
     chosen = scheduler.pick(loads, index)
     scheduler.calm("value", [load.value for load in chosen], Touch.CHANGES)
     copies = scheduler.model.copies
