@@ -22,7 +22,7 @@ from kvd.testing.stress.program import (
     encode_program,
 )
 from kvd.testing.stress.run import run_steps
-from kvd.testing.stress.shrink import Failing, attempt, shrink
+from kvd.testing.stress.shrink import Failing, Try, attempt, shrink
 
 SHAPE = "state-window-full"
 FOUND_STEPS_MAX = 400

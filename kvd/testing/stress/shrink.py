@@ -8,10 +8,11 @@ the same failing program is shrunk to the same one everywhere.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from msgspec import structs
 
+from kvd.testing.stress.judge import PERMILLE
 from kvd.testing.stress.program import RANKS_MIN, AnyStep, Program
 from kvd.testing.stress.run import run
 
@@ -48,8 +49,11 @@ class _ExhaustedError(Exception):
 
 
 def attempt(program: Program) -> Failing | None:
-    """Play a program, whole, and say how it failed."""
-    failure = run(program).failure
+    """Play a program, whole, with every answer found again, and say how it failed.
+
+    Which answers a share of them would be depends on what came before, so on what is left out.
+    """
+    failure = run(program, oracle_permille=PERMILLE).failure
     return None if failure is None else Failing(failure.check, failure.step_index + 1)
 
 
@@ -168,8 +172,9 @@ def _changes(step: AnyStep) -> Iterator[Change]:
         value: object = getattr(step, field.name)
         for smaller in (_plainest, _half, _one_less):
             yield _changed(field.name, smaller)
-            if isinstance(value, tuple):
-                for place in range(len(value)):
+        if isinstance(value, tuple):
+            for place in range(len(cast("tuple[int, ...]", value))):
+                for smaller in (_plainest, _half, _one_less):
                     yield _changed(field.name, _at(place, smaller))
 
 
@@ -179,9 +184,9 @@ def _changed(name: str, smaller: Callable[[Any], Any]) -> Change:
 
 def _at(place: int, smaller: Callable[[Any], Any]) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
     """Return the change of one number of a list, if the list still has it."""
-    return lambda numbers: tuple([
-        smaller(number) if index == place else number for index, number in enumerate(numbers)
-    ])  # fmt: skip
+    return lambda numbers: tuple(
+        [smaller(number) if index == place else number for index, number in enumerate(numbers)]
+    )
 
 
 def _plainest(value: Any) -> Any:
@@ -192,12 +197,13 @@ def _plainest(value: Any) -> Any:
 def _half(value: Any) -> Any:
     """Return half of a number, rounded down, or the first half of a list."""
     if isinstance(value, tuple):
-        return value[: len(value) // 2]
+        numbers = cast("tuple[int, ...]", value)
+        return numbers[: len(numbers) // 2]
     return value if isinstance(value, bool) else value // 2
 
 
 def _one_less(value: Any) -> Any:
     """Return one less, or a list without its last number."""
     if isinstance(value, tuple):
-        return value[:-1]
+        return cast("tuple[int, ...]", value)[:-1]
     return value if isinstance(value, bool) else max(0, value - 1)
