@@ -257,6 +257,9 @@ class Model:
             transfer = self.transfers.pop(number)
             owner = transfer.owner
             owner.transfers.pop(number, None)
+            if transfer.writes:
+                for band, ids in zip(self.contents.bands, transfer.virtual, strict=True):
+                    self.contents.unpin(band, ids)
             if transfer.writes and not transfer.failed and self._is_there(owner):
                 for band, ids, tags in zip(
                     self.contents.bands, transfer.virtual, transfer.tags, strict=True
@@ -431,6 +434,8 @@ class Model:
             if transfer.writes:
                 tags = self.contents.new_tags(tags.size).reshape(tags.shape)
                 transfer.tags.append(tags)
+                why = f"transfer {transfer.number} told a peer where it lies"
+                self.contents.pin(band, ids, why)
             if not ids.size:
                 continue
             starts.append((units * band.unit_bytes, band.unit_bytes))

@@ -78,13 +78,13 @@ def fail_copy(run: "StressRun", step: FailCopy) -> bool:
     ranks = run.stage.ranks
     rank = ranks[step.rank % len(ranks)]
     running = [copy.number for copy in run.model.copies.values() if copy.submitted]
-    for number in run.scheduler.pick(running, step.pick_index):
+    for number in run.scheduler.pick(running, step.pick_index, len(running)):
         try:
             end = rank.client.session.applier.copies.end_of(number)
         except ReplyError:
-            return False  # this rank did not come to it yet
+            continue  # this rank did not come to it yet
         if end is None:
-            return False
+            continue
         rank.note(f"reports copy {number}")
         end.synchronize(DEADLINE_MS)
         rank.client.fact(CopyEnded(number, failed=True))
@@ -148,9 +148,11 @@ def ask_wrong(scheduler: Scheduler, step: Misuse) -> str:
     """Send a batch that holds something wrong; return what, empty where there is nobody for it."""
     if scheduler.has_asked:
         scheduler.send()
-    make = MISUSES[step.kind_index % len(MISUSES)]
-    ask = make(scheduler, step.pick_index)
-    if ask is None:
+    for make in scheduler.pick(MISUSES, step.kind_index, len(MISUSES)):
+        ask = make(scheduler, step.pick_index)
+        if ask is not None:
+            break
+    else:
         return ""
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.ask(ask)

@@ -39,6 +39,7 @@ from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import stress_stage
 from kvd.testing.stress.stage import StressRanks, attach_client, poisoned_memories
 from kvd.testing.stress.steps import UNCOUNTED, play_step
+from kvd.testing.stress.twin import Twin
 from kvd_proto.codec import decode_entry, encode
 from kvd_proto.operations import AnyOwnEntry, Operation, Released
 from kvd_proto.outcomes import Outcome, ReleasedResult
@@ -70,6 +71,9 @@ class Result:
 
 class StressRun:
     """One run of a program; `play` its steps in order, then `end` it."""
+
+    world: World | None = None
+    """What plays all devices; None for devices that run by themselves."""
 
     def __init__(self, program: Program, *, oracle_permille: int = ORACLE_PERMILLE) -> None:
         """Attach the ranks of a program; its steps are not looked at.
@@ -104,9 +108,10 @@ class StressRun:
 
     def attach_rank(self, index: int, transport: InProcessTransport) -> PlayedRank[Any]:
         """Attach a rank."""
-        plan = self.built.storage.storage
-        device = ModelledDevice(self.world, rank=str(index), plan=plan, declares_only=True)
-        self.world.note = f"rank {index}, attach"
+        plan, world = self.built.storage.storage, self.world
+        assert world is not None
+        device = ModelledDevice(world, rank=str(index), plan=plan, declares_only=True)
+        world.note = f"rank {index}, attach"
         client = attach_client(
             self.program, self.built, index=index, transport=transport, device=device
         )
@@ -114,10 +119,12 @@ class StressRun:
 
     def advance(self, actions_count: int) -> bool:
         """Let some actions of the devices run; return whether there were any."""
+        assert self.world is not None
         return self.world.advance(actions_count) > 0
 
     def run_dry(self) -> None:
         """Let everything run that is enqueued."""
+        assert self.world is not None
         self.world.run()
 
     # ---- incarnations ---------------------------------------------------------------------------
@@ -145,6 +152,7 @@ class StressRun:
             share_permille=self.oracle_permille,
             before=self.oracle if survives else None,
         )
+        self.twin = Twin(self.stage.incarnation.engine, seed=program.seed_index)
         self.stage.incarnation.watcher = self
 
     def _schedule(self, model: Model) -> None:
@@ -192,7 +200,7 @@ class StressRun:
 
     def _carry(self, part: Part) -> None:
         self.script.append(part)
-        self.first.do(part, first=True)
+        self._do(self.first, part, first=True)
         if isinstance(part, SendBatch):
             part.peers, self.model.peers = self.model.peers, []
             self.first.rank.expect_peers(part.peers, part.position)
@@ -205,8 +213,22 @@ class StressRun:
         """Have a rank do what the first one did; return how many parts that were."""
         parts = self.script[hand.done_count : hand.done_count + count]
         for part in parts:
-            hand.do(part, first=False)
+            self._do(hand, part, first=False)
         return len(parts)
+
+    def _do(self, hand: Hand[PlayedRank[Any]], part: Part, *, first: bool) -> None:
+        """Have a rank do a part; only where it says that steps are over may it wait for a device."""
+        world = self.world
+        ran_count = 0 if world is None else world.ran_count
+        hand.do(part, first=first)
+        if world is None or (isinstance(part, SendBatch) and part.processed):
+            return
+        if world.ran_count != ran_count:
+            raise StressFailure(
+                CheckName.HOST_WAIT,
+                f"rank {hand.rank.index} waited for a device in a {type(part).__name__} in which "
+                "no step is over",
+            )
 
     def _plan_forward(self, part: OpenLaunch) -> ForwardPlan:
         model, step = self.model, self.scheduler.launched_count + 1
@@ -233,15 +255,19 @@ class StressRun:
     def after(self, operation: Operation, outcome: Outcome) -> None:
         """See what was decided."""
         self.oracle.after(PROGRAM, operation, outcome)
-        self._digest.update(encode(outcome))
+        encoded = encode(outcome)
+        self._digest.update(encoded)
+        self.twin.after(PROGRAM, operation, outcome, encoded)
         note_outcome(self.counts, operation, outcome)
         self.model.note(operation, outcome)
 
     def own(self, entry: AnyOwnEntry, outcome: Outcome) -> None:
         """See an entry of the daemon's own."""
+        encoded = encode(outcome)
+        self._digest.update(encoded)
         if isinstance(entry, Released):
             self.oracle.released(entry)
-        self._digest.update(encode(outcome))
+            self.twin.released(entry, outcome, encoded)
         if isinstance(outcome.result, ReleasedResult):
             note_released(self.counts, outcome.result)
         self.model.note_own(outcome)
@@ -255,6 +281,7 @@ class StressRun:
         """See a rank's word, which is news, that it left a launch."""
         self.counts["step aborted"] += 1
         self.oracle.aborted(step)
+        self.twin.aborted(step)
 
     # ---- steps ----------------------------------------------------------------------------------
 
@@ -334,6 +361,7 @@ def run_steps(
     finally:
         run.close()
     run.counts["decisions judged"] += run.oracle.judged_count
+    run.counts["decisions strictly checked"] += run.twin.strict_count
     return Result(
         program=structs.replace(program, steps=tuple(played)),
         operations_count=operations_count,
