@@ -320,11 +320,11 @@ class Comparison:
                         f"value {number} holds {ids} of band {band}, expected {names}",
                     )
         for number, load in self.uses.loads.items():
-            told = uses.copies.loads[number]
+            its = uses.copies.loads[number]
             require(
-                (told.value_id, told.submitted) == (load.value, load.submitted)
-                and _lists(told.reserved.items()) == load.reserved
-                and _lists(told.named.items()) == load.named,
+                (its.value_id, its.submitted) == (load.value, load.submitted)
+                and _lists(its.reserved.items()) == load.reserved
+                and _lists(its.named.items()) == load.named,
                 "reservations",
                 f"load {number} is not as it was reserved and named",
             )

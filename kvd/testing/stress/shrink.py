@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from msgspec import structs
 
+from kvd.errors import WorkloadError
 from kvd.testing.stress.judge import PERMILLE
 from kvd.testing.stress.program import RANKS_MIN, AnyStep, Program
 from kvd.testing.stress.run import run
@@ -44,10 +45,6 @@ class Shrunk:
     """Whether it ended because runs were used up: more of them might make it smaller still."""
 
 
-class _ExhaustedError(Exception):
-    """All runs are used up."""
-
-
 def attempt(program: Program) -> Failing | None:
     """Play a program, whole, with every answer found again, and say how it failed.
 
@@ -60,21 +57,19 @@ def attempt(program: Program) -> Failing | None:
 def shrink(program: Program, played: Try, *, runs_max: int = RUNS_MAX) -> Shrunk:
     """Return a program of which nothing can be left out or made smaller, one change at a time.
 
-    The first run is of the program as it is. Raises ValueError if that does not fail, or if there
-    is no run to make.
+    The first run is of the program as it is. Raises WorkloadError if that does not fail, or if
+    there is no run to make.
     """
     if runs_max < 1:
-        raise ValueError(f"runs_max is {runs_max}; a program has to be run once at least")
+        raise WorkloadError(f"runs_max is {runs_max}; a program has to be run once at least")
     failing = played(program)
     if failing is None:
-        raise ValueError("the program does not fail, so there is nothing to shrink")
+        raise WorkloadError("the program does not fail, so there is nothing to shrink")
     shrinking = _Shrinking(program, failing, played, runs_max)
-    exhausted = False
-    try:
-        shrinking.descend()
-    except _ExhaustedError:
-        exhausted = True
-    return Shrunk(shrinking.program, failing.check, shrinking.runs_count, exhausted)
+    shrinking.descend()
+    return Shrunk(
+        shrinking.program, failing.check, shrinking.runs_count, exhausted=shrinking.exhausted
+    )
 
 
 class _Shrinking:
@@ -83,6 +78,7 @@ class _Shrinking:
     def __init__(self, program: Program, failing: Failing, played: Try, runs_max: int) -> None:
         self.program = _cut(program, failing)
         self.runs_count = 1
+        self.exhausted = False
         self._check = failing.check
         self._played = played
         self._runs_max = runs_max
@@ -104,7 +100,9 @@ class _Shrinking:
         if candidate in self._known:
             return False
         if self.runs_count >= self._runs_max:
-            raise _ExhaustedError
+            self.exhausted = True
+        if self.exhausted:
+            return False
         self._known.add(candidate)
         self.runs_count += 1
         failing = self._played(candidate)

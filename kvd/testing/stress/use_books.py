@@ -5,7 +5,6 @@ States and what they pin are those of semantics section 9; the uses are opened i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from kvd.alloc.signals import copy_signal, transfer_signal
 from kvd.alloc.uses import UseKind
@@ -20,28 +19,28 @@ NameLists = Sequence[Sequence[int]]
 """Names per band, chain order."""
 
 
-@dataclass(slots=True)
 class OpenLoad:
     """A load that is not over."""
 
-    value: int
-    reserved: dict[int, list[int]]
-    """Per band: its units, in the order of taking."""
-    named: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
-    """Per band: the pages that its first units were bound to, in order."""
-    submitted: bool = False
+    def __init__(self, value: int, reserved: dict[int, list[int]]) -> None:
+        self.value = value
+        self.reserved = reserved
+        """Per band: its units, in the order of taking."""
+        self.named: dict[int, list[int]] = {}
+        """Per band: the pages that its first units were bound to, in order."""
+        self.submitted = False
 
     def nameless(self, band: int) -> list[int]:
         """Return the units of a band that have no name yet."""
         return self.reserved.get(band, [])[len(self.named.get(band, ())) :]
 
 
-@dataclass(slots=True)
 class OpenTransfer:
     """A transfer that is not over."""
 
-    names: list[list[int]]
-    state: str
+    def __init__(self, names: list[list[int]], state: str) -> None:
+        self.names = names
+        self.state = state
 
 
 class UseBooks:
