@@ -26,31 +26,74 @@ MS_PER_S: Final = 1000
 
 
 @click.command()
-@click.option("--seeds", "seeds_count", type=click.IntRange(1), default=SEEDS_COUNT, metavar="N",
-              help=f"Seeds to play ({SEEDS_COUNT}).")
-@click.option("--ops", "operations_max", type=click.IntRange(1), default=OPERATIONS_COUNT,
-              metavar="M", help=f"Operations of each seed ({OPERATIONS_COUNT}).")
-@click.option("--shape", type=click.Choice(list(SHAPES)), metavar="NAME",
-              help="Play all seeds on this stage; otherwise on all of them by turns.")
-@click.option("--first-seed", type=click.IntRange(0), default=0, metavar="K",
-              help="The lowest seed (0).")
-@click.option("--jobs", "processes_count", type=click.IntRange(1), default=1, metavar="J",
-              help="Processes to spread the seeds over (1).")
-@click.option("--oracle-share", "oracle_permille", type=click.IntRange(0, PERMILLE),
-              default=ORACLE_PERMILLE, metavar="PERMILLE",
-              help="Share of the answers that are found again by trying every layout "
-              f"({ORACLE_PERMILLE}).")
-@click.option("--out", "out_path", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-              help="Where programs that fail are written.")
-@click.option("--shrink-runs", "shrink_runs_max", type=click.IntRange(0),
-              default=SHRINK_RUNS_COUNT, metavar="N",
-              help=f"Runs in which a program that fails is made smaller ({SHRINK_RUNS_COUNT}).")
-@click.option("--program", "program_path", type=click.Path(exists=True, path_type=Path),
-              metavar="FILE", help="Play a program that was written, and nothing else.")
-@click.option("--coverage", "shows_coverage", is_flag=True,
-              help="Say how often each thing happened.")
+@click.option(
+    "--seeds",
+    "seeds_count",
+    type=click.IntRange(1),
+    default=SEEDS_COUNT,
+    metavar="N",
+    help=f"Seeds to play ({SEEDS_COUNT}).",
+)
+@click.option(
+    "--ops",
+    "operations_max",
+    type=click.IntRange(1),
+    default=OPERATIONS_COUNT,
+    metavar="M",
+    help=f"Operations of each seed ({OPERATIONS_COUNT}).",
+)
+@click.option(
+    "--shape",
+    type=click.Choice(list(SHAPES)),
+    metavar="NAME",
+    help="Play all seeds on this stage; otherwise on all of them by turns.",
+)
+@click.option(
+    "--first-seed", type=click.IntRange(0), default=0, metavar="K", help="The lowest seed (0)."
+)
+@click.option(
+    "--jobs",
+    "processes_count",
+    type=click.IntRange(1),
+    default=1,
+    metavar="J",
+    help="Processes to spread the seeds over (1).",
+)
+@click.option(
+    "--oracle-share",
+    "oracle_permille",
+    type=click.IntRange(0, PERMILLE),
+    default=ORACLE_PERMILLE,
+    metavar="PERMILLE",
+    help=f"Share of the answers that are found again by trying every layout ({ORACLE_PERMILLE}).",
+)
+@click.option(
+    "--out",
+    "out_path",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where programs that fail are written.",
+)
+@click.option(
+    "--shrink-runs",
+    "shrink_runs_max",
+    type=click.IntRange(0),
+    default=SHRINK_RUNS_COUNT,
+    metavar="N",
+    help=f"Runs in which a program that fails is made smaller ({SHRINK_RUNS_COUNT}).",
+)
+@click.option(
+    "--program",
+    "program_path",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="FILE",
+    help="Play a program that was written, and nothing else.",
+)
+@click.option(
+    "--coverage", "shows_coverage", is_flag=True, help="Say how often each thing happened."
+)
 @click.option("--quiet", is_flag=True, help="Print no line for a seed on which nothing is wrong.")
-def stress(  # noqa: PLR0913  # one parameter per option is how click works
+def stress(  # one parameter per option is how click works
     seeds_count: int,
     operations_max: int,
     shape: str | None,

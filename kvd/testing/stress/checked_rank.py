@@ -41,7 +41,7 @@ class CheckedRank(ABC):
         ]
         self.checked_words_count = 0
 
-    def note(self, what: str) -> None:
+    def note(self, what: str) -> None:  # noqa: B027  # most ranks have no names to give
         """Say what the rank is doing, for whoever names its actions."""
 
     @abstractmethod

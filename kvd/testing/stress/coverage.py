@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvd.testing.stress.contents import columns_of
-
 from kvd.testing.stress.misuse import MISUSES
 from kvd.testing.stress.program import STEP_TYPES
 from kvd_proto.operations import Advance, BatchEnd, Idle, Operation, Processed

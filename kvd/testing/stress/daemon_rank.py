@@ -45,6 +45,7 @@ from kvd.testing.stress.program import (
     LetGo,
     Misuse,
     Play,
+    Rest,
 )
 from kvd.testing.stress.request_steps import is_full
 from kvd.testing.stress.scheduler import POOL_PLACES_COUNT, Limits, Scheduler
@@ -305,7 +306,7 @@ class DaemonRun:
             case CheckTables():
                 return self._check_tables(step)
             case _:
-                assert isinstance(step, Play | Follow | Lead | Die)
+                assert isinstance(step, Play | Follow | Lead | Rest | Die)
                 return False  # real ranks and devices go at their own pace
 
     def _is_about_us(self, rank: int) -> bool:
@@ -447,7 +448,6 @@ class DaemonRun:
 
 def play(task: RankTask, say: Callable[[RankEnd], None], wait: Callable[[], object]) -> None:
     """Play a task as one rank and say how it ended; ``wait`` blocks until all ranks have."""
-
 
     def meet(word: RankEnd) -> None:
         say(word)

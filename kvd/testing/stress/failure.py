@@ -71,7 +71,7 @@ class CheckName(StrEnum):
     """The engine decides whatever it is asked: it raises nothing but what its callers expect."""
 
 
-class StressFailure(AssertionError):
+class StressFailure(AssertionError):  # noqa: N818  # a finding of the harness, not an error
     """A check of the harness did not hold."""
 
     def __init__(self, check: str, message: str, *, step_index: int = -1) -> None:

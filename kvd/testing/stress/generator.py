@@ -53,6 +53,7 @@ from kvd.testing.stress.program import (
     Record,
     Relief,
     ResetSink,
+    Rest,
     Send,
     Stand,
 )
@@ -95,6 +96,7 @@ WEIGHTS: Final[dict[type[AnyStep], int]] = {
     Follow: 90,
     Lead: 6,
     CheckTables: 3,
+    Rest: 3,
     Die: 0,
 }
 """How often each step comes alone, of all that do."""
@@ -219,7 +221,7 @@ def _move_on(random: Random) -> Iterator[AnyStep]:
 
 
 def _pass(random: Random) -> Iterator[AnyStep]:
-    """A decode pass: what was computed, one token more, the next forward."""
+    """Decode: what was computed, one token more, the next forward."""
     yield Advance(standing=True)
     yield _drawn(Decode, random)
     yield Process(count=random.randrange(2))
@@ -255,7 +257,7 @@ def _grow(random: Random) -> Iterator[AnyStep]:
 
 
 def _keep(random: Random) -> Iterator[AnyStep]:
-    """A request becomes a value, and what was running is over."""
+    """Make a value of a request, and let what was running be over."""
     yield Insert(pick_index=random.randrange(64))
     yield Process(count=3)
     yield Send()
@@ -263,7 +265,7 @@ def _keep(random: Random) -> Iterator[AnyStep]:
 
 
 def _load(random: Random) -> Iterator[AnyStep]:
-    """A load from its reservation to its start."""
+    """Load, from the reservation to the start."""
     yield _drawn(LoadReserve, random)
     yield Send()
     if random.randrange(3) == 0:
@@ -275,7 +277,7 @@ def _load(random: Random) -> Iterator[AnyStep]:
 
 
 def _send(random: Random) -> Iterator[AnyStep]:
-    """A value is sent, and at times moved or given up meanwhile."""
+    """Send a value, and at times have it moved or given up meanwhile."""
     yield Process(count=3)
     yield _drawn(Post, random)
     yield Send()
@@ -288,7 +290,7 @@ def _send(random: Random) -> Iterator[AnyStep]:
 
 
 def _receive(random: Random) -> Iterator[AnyStep]:
-    """A request or a value is received into."""
+    """Receive into a request or a value."""
     yield _drawn(Hold, random)
     if random.randrange(3) == 0:
         yield _drawn(Relief, random)
@@ -339,4 +341,4 @@ _RUNS: Final = (
     _make_way,
 )
 
-assert list(WEIGHTS) and len(WEIGHTS) == len(STEP_TYPES), "a step has no weight"
+assert len(WEIGHTS) == len(STEP_TYPES), "a step has no weight"

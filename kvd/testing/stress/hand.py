@@ -16,7 +16,7 @@ RankT = TypeVar("RankT", bound=CheckedRank)
 PlanForward: TypeAlias = Callable[[OpenLaunch], ForwardPlan]
 
 
-class StressAbort(Exception):
+class StressAbort(Exception):  # noqa: N818  # nothing is wrong
     """Raised in a launch block to leave it; never seen outside."""
 
 

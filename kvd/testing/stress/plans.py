@@ -1,4 +1,4 @@
-"""What ranks are to do with bytes, worked out once by the model: forwards, and what peers are told."""
+"""What ranks are to do with bytes, worked out once by the model: forwards, and peers' transfers."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

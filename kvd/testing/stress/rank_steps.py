@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from kvd.testing.modelled.ranks import DEADLINE_MS
+from kvd.testing.stress.finish import check_at_rest
 from kvd.testing.stress.misuse import MISUSES
 from kvd.testing.stress.pace import FAVOURS
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
@@ -16,6 +17,7 @@ from kvd.testing.stress.program import (
     LetGo,
     Misuse,
     Play,
+    Rest,
 )
 from kvd.testing.stress.scheduler import Scheduler
 from kvd_client.errors import ReplyError
@@ -60,6 +62,17 @@ def check_tables(run: "StressRun", step: CheckTables) -> bool:
         return False
     hand.rank.note("compares its tables")
     hand.rank.client.check_tables()
+    return True
+
+
+def rest(run: "StressRun", step: Rest) -> bool:
+    """Have everything that was begun happen, and compare all that is live on every rank."""
+    if run.scheduler.launching:
+        return False  # what is decided meanwhile is not applied yet
+    for hand in run.stage.hands:
+        run.follow(hand, len(run.script))
+    run.come_to_rest()
+    check_at_rest(run)
     return True
 
 

@@ -127,6 +127,14 @@ class StressRun:
         assert self.world is not None
         self.world.run()
 
+    def come_to_rest(self) -> None:
+        """Let everything run that can: what a peer holds back may stay."""
+        if self.world is None:
+            self.run_dry()
+        else:
+            while self.world.step():
+                pass
+
     # ---- incarnations ---------------------------------------------------------------------------
 
     def _attach(self, legacy: Legacy | None, redo: Sequence[bytes]) -> None:
@@ -217,7 +225,7 @@ class StressRun:
         return len(parts)
 
     def _do(self, hand: Hand[PlayedRank[Any]], part: Part, *, first: bool) -> None:
-        """Have a rank do a part; only where it says that steps are over may it wait for a device."""
+        """Have a rank do a part, in which it waits for a device only to say that steps are over."""
         world = self.world
         ran_count = 0 if world is None else world.ran_count
         hand.do(part, first=first)

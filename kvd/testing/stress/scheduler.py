@@ -216,6 +216,10 @@ class Scheduler:
         ]
         return self.pick(fitting, first_index, count) if count else []
 
+    def pick_one(self, those: Sequence[T], index: int) -> T | None:
+        """Return the one at a place modulo how many there are; None if there is none."""
+        return those[index % len(those)] if those else None
+
     # ---- host pools -----------------------------------------------------------------------------
 
     def take_places(self, copy: int, band_index: int, count: int) -> Indices | None:

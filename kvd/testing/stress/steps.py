@@ -40,6 +40,7 @@ from kvd.testing.stress.program import (
     Record,
     Relief,
     ResetSink,
+    Rest,
     Send,
     Stand,
 )
@@ -91,11 +92,12 @@ ON_RANKS: Final[dict[type[AnyStep], RankStep]] = {
     Follow: rank_steps.follow,
     Lead: rank_steps.lead,
     CheckTables: rank_steps.check_tables,
+    Rest: rank_steps.rest,
     Die: rank_steps.die,
 }
 """Steps that need ranks and their devices."""
 
-UNCOUNTED: Final = (Play, Follow, Lead, CheckTables)
+UNCOUNTED: Final = (Play, Follow, Lead, CheckTables, Rest)
 """Steps that are none of a scheduler's: they only say what runs when."""
 
 
