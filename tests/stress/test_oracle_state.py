@@ -1,5 +1,7 @@
 """Breaking an engine's state by hand: the reference names the check that does not hold."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Callable
 
 import numpy as np

@@ -1,6 +1,6 @@
 """What the harness checks, by name, and how it says that something is wrong.
 
-The names follow the fifteen checks of semantics 11.4; two of them are split where that tells more.
+The names follow the fifteen checks of semantics 11.4; some are split where that tells more.
 """
 
 from enum import StrEnum
@@ -36,6 +36,24 @@ class CheckName(StrEnum):
     """A refusal, and wrong use, leave all state bit-identical."""
     SNAPSHOT = "stress.snapshot"
     """What is answered from memory is what a recomputation says, and the engine's own checks."""
+    STEPS = "stress.steps"
+    """Steps are launched, processed and retired as operations and waits say."""
+    CONSERVATION = "stress.conservation"
+    """Every unit of a span is in one class, and counters count it once."""
+    PENDING = "stress.pending"
+    """What was freed comes back once, and not before its step or its transfer is over."""
+    CLEARANCE = "stress.clearance"
+    """Nothing is written, read or told a peer without the waits that the clearance tables ask."""
+    HOLDINGS = "stress.holdings"
+    """Requests and values hold what operations gave them, and somebody holds whatever is bound."""
+    RESERVATIONS = "stress.reservations"
+    """Loads, backups and transfers are as operations left them, and each ends exactly once."""
+    PROMISES = "stress.promises"
+    """What is held back is what requests may still take."""
+    IDS = "stress.ids"
+    """Every name is free or bound, and every row free or somebody's."""
+    OUTCOME = "stress.outcome"
+    """Columns and effects of an outcome say what the operation did, and nothing else."""
     HOST_WAIT = "stress.host_wait"
     """A decision neither reads a device nor waits for one."""
     PINNED = "stress.pinned"

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from msgspec import structs
@@ -378,6 +379,7 @@ def run_steps(
     )
 
 
-def run(program: Program) -> Result:
+def run(program: Program, *, oracle_permille: int = ORACLE_PERMILLE) -> Result:
     """Play a whole program."""
-    return run_steps(program, program.steps)
+    begin = partial(StressRun, oracle_permille=oracle_permille)
+    return run_steps(program, program.steps, begin=begin)
