@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvd.errors import StressFailure
 from kvd.testing.stress.contents import Indices
 from kvd.testing.stress.finish import check_empty, serve
 from kvd.testing.stress.program import (
@@ -69,9 +70,9 @@ def play(run: StressRun, steps: tuple[AnyStep, ...]) -> None:
 
 def fails(run: StressRun, *steps: AnyStep) -> str:
     """Return the check that fails while steps are played."""
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(StressFailure) as caught:
         play(run, steps)
-    return str(getattr(caught.value, "check", caught.value))
+    return caught.value.check
 
 
 def page_words(run: StressRun, *, written: bool) -> Indices:
@@ -120,7 +121,7 @@ def test_a_send_of_other_bytes_is_not_what_was_shipped(run: StressRun) -> None:
     play(run, (Process(), Post(request=True, count=5), Send(), Rest()))
     run.ranks[0].words[page_words(run, written=True)] = 3
 
-    with pytest.raises(AssertionError, match="stress.shipped"):
+    with pytest.raises(StressFailure, match=r"stress\.shipped"):
         run.end()
 
 
@@ -128,7 +129,7 @@ def test_a_backup_of_other_bytes_is_not_what_was_shipped(run: StressRun) -> None
     play(run, (Process(), Insert(), Send(), Backup(count=5, bands_count=5), Send(), Rest()))
     run.ranks[1].pools[run.model.contents.owner.index].units[:] = 9
 
-    with pytest.raises(AssertionError, match="stress.shipped"):
+    with pytest.raises(StressFailure, match=r"stress\.shipped"):
         run.end()
 
 
@@ -189,7 +190,7 @@ def test_a_move_of_what_a_peer_knows_is_pinned(run: StressRun) -> None:
         units.astype("<i4").tobytes(),
     )
 
-    with pytest.raises(AssertionError, match="stress.pinned"):
+    with pytest.raises(StressFailure, match=r"stress\.pinned"):
         run.model.note_own(moved)
 
 
@@ -226,7 +227,7 @@ def test_an_engine_that_raises_is_the_engine(
 
 
 def test_what_is_left_does_not_drain(run: StressRun) -> None:
-    with pytest.raises(AssertionError, match="stress.drain"):
+    with pytest.raises(StressFailure, match=r"stress\.drain"):
         check_empty(run)
 
 
@@ -235,7 +236,7 @@ def test_an_empty_arena_that_admits_nobody_is_not_alive(run: StressRun) -> None:
     rows.free.take(rows.free.ids().size)
     run.twin = Silent()  # type: ignore[assignment]
 
-    with pytest.raises(AssertionError, match="stress.liveness"):
+    with pytest.raises(StressFailure, match=r"stress\.liveness"):
         serve(run)
 
 

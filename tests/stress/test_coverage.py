@@ -41,7 +41,7 @@ def test_jobs_take_all_shapes_by_turns() -> None:
     jobs = jobs_of(seeds_count=len(SHAPES) + 1, operations_max=5, first_seed=0)
 
     assert [job.shape for job in jobs] == [*SHAPES, next(iter(SHAPES))]
-    assert [job.seed for job in jobs] == list(range(len(SHAPES) + 1))
+    assert [job.seed_index for job in jobs] == list(range(len(SHAPES) + 1))
 
 
 def test_a_report_says_what_was_played() -> None:
@@ -49,5 +49,5 @@ def test_a_report_says_what_was_played() -> None:
 
     report = play(job)
 
-    assert (report.shape, report.seed, report.check) == ("full", 3, "")
+    assert (report.shape, report.seed_index, report.check) == ("full", 3, "")
     assert report.operations_count == 20

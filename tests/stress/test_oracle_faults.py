@@ -17,7 +17,7 @@ from kvd.alloc.usage import PageUsage
 from kvd.engine.effects import EffectBuilder
 from kvd.engine.outcome import OutcomeBuilder
 from kvd.engine.stage import StageEngine
-from kvd.testing.stress.failure import StressFailure
+from kvd.errors import StressFailure
 from kvd_proto.operations import (
     Admit,
     Advance,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvd.alloc.band_units import HOLE, OUTSIDE
-from kvd.testing.stress.failure import StressFailure
+from kvd.errors import StressFailure
 from kvd_proto.operations import BackupSubmit, Free, Hold, Launch, Processed, WriteSet
 from tests.stateful.ranks import int64s
 from tests.stateful.values import FULL, LONG_WINDOW, STATE, hosts, pages

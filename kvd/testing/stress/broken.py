@@ -2,7 +2,8 @@
 
 from typing import Never
 
-from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.errors import StressFailure
+from kvd.testing.stress.failure import CheckName
 
 
 def broken(name: str, message: str) -> Never:

@@ -5,7 +5,7 @@ The names follow the fifteen checks of semantics 11.4; some are split where that
 
 from enum import StrEnum
 
-from kvd.errors import DivergenceError, InvariantError, RaceError
+from kvd.errors import DivergenceError, InvariantError, RaceError, StressFailure
 from kvd_client.errors import KvdClientError, TablesError
 
 
@@ -69,17 +69,6 @@ class CheckName(StrEnum):
     """A rank carries out what it is told: no error of a client that keeps to the contract."""
     ENGINE = "stress.engine"
     """The engine decides whatever it is asked: it raises nothing but what its callers expect."""
-
-
-class StressFailure(AssertionError):  # noqa: N818  # a finding of the harness, not an error
-    """A check of the harness did not hold."""
-
-    def __init__(self, check: str, message: str, *, step_index: int = -1) -> None:
-        super().__init__(f"{check}: {message}")
-        self.check = check
-        self.message = message
-        self.step_index = step_index
-        """Place of the step that was played in its program; -1 before the first."""
 
 
 def failure_of(error: Exception, *, in_engine: bool) -> StressFailure:

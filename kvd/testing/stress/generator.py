@@ -9,7 +9,7 @@ pass, so that programs come far; the rest comes alone, in any order.
 import zlib
 from collections.abc import Iterator
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import fields
 
@@ -204,7 +204,7 @@ def _random(shape: str, seed: int, what: str) -> Random:
 
 def _drawn(kind: type[AnyStep], random: Random) -> AnyStep:
     """Return a step of a kind with numbers drawn."""
-    arguments: dict[str, object] = {}
+    arguments: dict[str, Any] = {}
     for name in _NAMES[kind]:
         if name in FLAGS:
             arguments[name] = random.randrange(PERMILLE) < FLAGS[name]

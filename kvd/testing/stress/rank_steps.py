@@ -1,12 +1,12 @@
 """Steps on ranks and their devices: what runs when, how transfers end, and death."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvd.testing.modelled.ranks import DEADLINE_MS
-from kvd.testing.stress.finish import check_at_rest
 from kvd.testing.stress.misuse import MISUSES
 from kvd.testing.stress.pace import FAVOURS
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
+from kvd.testing.stress.played_run import PlayedRun
 from kvd.testing.stress.program import (
     CheckTables,
     Die,
@@ -19,31 +19,29 @@ from kvd.testing.stress.program import (
     Play,
     Rest,
 )
+from kvd.testing.stress.rest import check_at_rest
 from kvd.testing.stress.scheduler import Scheduler
 from kvd_client.errors import ReplyError
 from kvd_proto.operations import CopyEnded, TransferEnded
-
-if TYPE_CHECKING:
-    from kvd.testing.stress.run import StressRun
 
 ACTIONS_MAX = 60
 PARTS_FOLLOWED_MAX = 8
 
 
-def play(run: "StressRun", step: Play) -> bool:
+def play(run: PlayedRun, step: Play) -> bool:
     """Let actions run."""
     run.pace.favour_index = step.favour_index % len(FAVOURS)
     return run.advance(step.actions_count % ACTIONS_MAX + 1)
 
 
-def follow(run: "StressRun", step: Follow) -> bool:
+def follow(run: PlayedRun, step: Follow) -> bool:
     """Have a rank catch up by some parts."""
     hands = run.stage.hands
     hand = hands[step.rank % len(hands)]
     return run.follow(hand, step.count % PARTS_FOLLOWED_MAX + 1) > 0
 
 
-def lead(run: "StressRun", step: Lead) -> bool:
+def lead(run: PlayedRun, step: Lead) -> bool:
     """Have another rank be the first, where ranks are all alike."""
     hands = run.stage.hands
     index = step.rank % len(hands)
@@ -54,7 +52,7 @@ def lead(run: "StressRun", step: Lead) -> bool:
     return True
 
 
-def check_tables(run: "StressRun", step: CheckTables) -> bool:
+def check_tables(run: PlayedRun, step: CheckTables) -> bool:
     """Have a rank that did everything compare its tables with the books."""
     hands = run.stage.hands
     hand = hands[step.rank % len(hands)]
@@ -65,7 +63,7 @@ def check_tables(run: "StressRun", step: CheckTables) -> bool:
     return True
 
 
-def rest(run: "StressRun", step: Rest) -> bool:
+def rest(run: PlayedRun, step: Rest) -> bool:
     """Have everything that was begun happen, and compare all that is live on every rank."""
     if run.scheduler.launching:
         return False  # what is decided meanwhile is not applied yet
@@ -76,7 +74,7 @@ def rest(run: "StressRun", step: Rest) -> bool:
     return True
 
 
-def die(run: "StressRun", step: Die) -> bool:
+def die(run: PlayedRun, step: Die) -> bool:
     """Let one rank die, or all of them."""
     count = run.program.ranks_count
     run.die(range(count) if step.all_die else [step.rank % count])
@@ -86,7 +84,7 @@ def die(run: "StressRun", step: Die) -> bool:
 # ---- copies and transfers -----------------------------------------------------------------------
 
 
-def fail_copy(run: "StressRun", step: FailCopy) -> bool:
+def fail_copy(run: PlayedRun, step: FailCopy) -> bool:
     """Have a rank report as failed a copy that is over on it and that it did not report."""
     ranks = run.stage.ranks
     rank = ranks[step.rank % len(ranks)]
@@ -105,7 +103,7 @@ def fail_copy(run: "StressRun", step: FailCopy) -> bool:
     return False
 
 
-def let_go(run: "StressRun", step: LetGo) -> bool:
+def let_go(run: PlayedRun, step: LetGo) -> bool:
     """Let the peers of a transfer begin, on all ranks."""
     published = [one.number for one in run.model.transfers.values() if one.published]
     for number in run.scheduler.pick(published, step.pick_index):
@@ -115,7 +113,7 @@ def let_go(run: "StressRun", step: LetGo) -> bool:
     return False
 
 
-def end_transfer(run: "StressRun", step: EndTransfer) -> bool:
+def end_transfer(run: PlayedRun, step: EndTransfer) -> bool:
     """Have a rank report how a transfer ended there."""
     ranks = run.stage.ranks
     rank = ranks[step.rank % len(ranks)]
@@ -125,7 +123,7 @@ def end_transfer(run: "StressRun", step: EndTransfer) -> bool:
 
 
 def report_transfer(
-    run: "StressRun", rank: PlayedRank[Any], peer: PlayedPeer, *, failed: bool, proven: bool
+    run: PlayedRun, rank: PlayedRank[Any], peer: PlayedPeer, *, failed: bool, proven: bool
 ) -> bool:
     """Report the end of a transfer as far as it is known; return whether anything was reported."""
     number = peer.plan.number
@@ -149,7 +147,7 @@ def report_transfer(
 # ---- wrong use ----------------------------------------------------------------------------------
 
 
-def misuse(run: "StressRun", step: Misuse) -> bool:
+def misuse(run: PlayedRun, step: Misuse) -> bool:
     """Ask for something wrong between two things that are not."""
     name = ask_wrong(run.scheduler, step)
     if name:
