@@ -37,12 +37,11 @@ def hunt_mutants(
             recorded = read_table(table)
         if recorded_only:
             return _compare(names or list(recorded), recorded, processes_count)
-        outcomes = _hunt(names or list(FAULTS), recorded, processes_count, operations_max)
+        written = None if names else table
+        outcomes = _hunt(names or list(FAULTS), recorded, processes_count, operations_max, written)
     except WorkloadError as error:
         click.echo(error.message, err=True)
         return EXIT_WRONG
-    if table is not None and not names:
-        table.write_text(render(outcomes), encoding="utf-8")
     noticed_count = sum(isinstance(outcome, Catch) for outcome in outcomes)
     return 0 if noticed_count == len(outcomes) else EXIT_FOUND
 
@@ -52,7 +51,10 @@ def _hunt(
     recorded: Mapping[str, Recorded],
     processes_count: int,
     operations_max: int,
+    table: Path | None,
 ) -> list[Outcome]:
+    """Hunt, and write the table whenever something is known, so that it stands when interrupted."""
+
     def attempts(name: str) -> Iterator[Attempt]:
         first = [recorded[name].attempt] if name in recorded else []
         return chain(first, attempts_for(name))
@@ -64,6 +66,8 @@ def _hunt(
     ):
         outcomes.append(outcome)
         click.echo(_line_of(outcome))
+        if table is not None:
+            table.write_text(render(outcomes), encoding="utf-8")
     noticed_count = sum(isinstance(outcome, Catch) for outcome in outcomes)
     click.echo(
         f"{len(outcomes)} faults, {noticed_count} noticed, in {time.monotonic() - began_s:.0f} s"

@@ -176,7 +176,7 @@ def stress(  # one parameter per option is how click works
     for report in failed[:1]:
         _show(decode_program(report.program_json), report.check, shrink_runs_max)
     for report in failed:
-        _write(out_path, f"{report.shape}-{report.seed}.json", report.program_json)
+        _write(out_path, f"{report.shape}-{report.seed_index}.json", report.program_json)
     sys.exit(EXIT_FOUND if failed else 0)
 
 
@@ -197,7 +197,7 @@ def _tell(
         if not quiet or report.check:
             how = f"{report.check}: {report.message}" if report.check else "clean"
             click.echo(
-                f"seed {report.seed} {report.shape} {report.profile} "
+                f"seed {report.seed_index} {report.shape} {report.profile} "
                 f"{report.operations_count} operations {report.digest[:16]} {how}"
             )
     return failed, counts, operations_count

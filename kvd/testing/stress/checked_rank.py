@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvd.errors import StressFailure
 from kvd.testing.stress.contents import UNKNOWN, WORD_BYTES, Indices, Tags
-from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.plans import ForwardPlan, PeerPlan
 from kvd_client import Client
 from kvd_client.device.port import Stream
@@ -74,7 +75,7 @@ class CheckedRank(ABC):
         self.checked_words_count += found.size
         self.words[plan.write_words] = plan.write_tags
 
-    def _report_tables(self, plan: ForwardPlan, found: Indices) -> None:
+    def _report_tables(self, plan: ForwardPlan, found: npt.NDArray[np.int32]) -> None:
         place = int((found != plan.table_values).nonzero()[0][0])
         self._find(
             CheckName.MAPS,

@@ -13,7 +13,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.errors import StressFailure
+from kvd.testing.stress.failure import CheckName
 from kvd_proto.memory import Lifetime, StoragePlan
 from kvd_proto.outcomes import (
     NO_COLUMN,

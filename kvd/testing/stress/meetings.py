@@ -133,6 +133,25 @@ def _values(random: Random) -> Iterator[AnyStep]:
     yield Send()
 
 
+def _long_values(random: Random) -> Iterator[AnyStep]:
+    """Have some values that are longer than windows, so that they lack pages there."""
+    yield Admit(count=1, prompt_tokens=random.randrange(24, 64), take_tokens=31)
+    yield Send()
+    for _ in range(random.randint(1, 3)):
+        yield Extend(pick_index=_pick(random), count=3, tokens=31)
+        yield Send()
+        yield Launch(count=ALL)
+        yield Record()
+        yield Advance(pick_index=0, count=3)
+        yield Advance(pick_index=4, count=3)
+        yield Process(count=3)
+        yield Send()
+    yield Insert(pick_index=_pick(random))
+    yield Insert(pick_index=_pick(random))
+    yield Process(count=3)
+    yield Send()
+
+
 def _later(random: Random) -> Iterator[AnyStep]:
     """Let ranks and devices come some way, or none."""
     if random.randrange(2):
@@ -143,7 +162,7 @@ def _later(random: Random) -> Iterator[AnyStep]:
 def backed_up_and_given_up(random: Random) -> Iterator[AnyStep]:
     """Give a value up while it is backed up."""
     yield from _fill(random)
-    yield from _values(random)
+    yield from random.choice((_values, _long_values, _long_values))(random)
     pick = _pick(random)
     for _ in range(random.randint(1, 3)):
         yield Backup(pick_index=pick, band=random.randrange(8), count=5, bands_count=3)
@@ -184,7 +203,7 @@ def aborted(random: Random) -> Iterator[AnyStep]:
 
 def load_given_up(random: Random) -> Iterator[AnyStep]:
     """Give a load up whose units have names in part, or have them move before it is submitted."""
-    yield from _values(random)
+    yield from random.choice((_values, _long_values, _long_values))(random)
     pick = _pick(random)
     yield LoadReserve(pick_index=pick, count=4, windows_count=3)
     yield Send()
@@ -201,7 +220,7 @@ def load_given_up(random: Random) -> Iterator[AnyStep]:
 
 def loaded_and_given_up(random: Random) -> Iterator[AnyStep]:
     """Give a value up while it is loaded into."""
-    yield from _values(random)
+    yield from random.choice((_values, _long_values, _long_values))(random)
     yield from _fill(random)
     pick = _pick(random)
     yield LoadReserve(pick_index=pick, count=4, windows_count=3)
@@ -214,7 +233,7 @@ def loaded_and_given_up(random: Random) -> Iterator[AnyStep]:
 
 def loaded_and_read(random: Random) -> Iterator[AnyStep]:
     """Back up, send or receive into what is being loaded, or have it move."""
-    yield from _values(random)
+    yield from random.choice((_values, _long_values, _long_values))(random)
     pick = _pick(random)
     yield LoadReserve(pick_index=pick, count=4, windows_count=3)
     yield LoadSubmit(pick_index=pick)
@@ -237,7 +256,7 @@ def loaded_and_read(random: Random) -> Iterator[AnyStep]:
 
 def published_over_copies(random: Random) -> Iterator[AnyStep]:
     """Tell a peer places that a backup reads, or a load writes."""
-    yield from _values(random)
+    yield from random.choice((_values, _long_values, _long_values))(random)
     pick = _pick(random)
     if random.randrange(2):
         yield Backup(pick_index=pick, band=random.randrange(8), count=5, bands_count=3)
@@ -366,7 +385,7 @@ def _losses(random: Random) -> Iterator[AnyStep]:
 
 def dared(random: Random) -> Iterator[AnyStep]:
     """Read, tell or hold units while a step, a load or a peer may be writing them."""
-    yield from _values(random)
+    yield from random.choice((_values, _long_values))(random)
     pick = _pick(random)
     match random.randrange(4):
         case 0:

@@ -1,5 +1,6 @@
 """Steps on ranks and their devices: what runs when, how transfers end, and death."""
 
+<<<<<<< HEAD
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -9,8 +10,15 @@ from kvd.testing.stress.daring import DARES, forget_proposals
 from kvd.testing.stress.failure import CheckName, StressFailure
 from kvd.testing.stress.finish import check_at_rest
 from kvd.testing.stress.misuse import MISUSES, MakeMisuse
+=======
+from typing import Any
+
+from kvd.testing.modelled.ranks import DEADLINE_MS
+from kvd.testing.stress.misuse import MISUSES
+>>>>>>> stress
 from kvd.testing.stress.pace import FAVOURS
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
+from kvd.testing.stress.played_run import PlayedRun
 from kvd.testing.stress.program import (
     CheckTables,
     Die,
@@ -24,13 +32,15 @@ from kvd.testing.stress.program import (
     Play,
     Rest,
 )
+<<<<<<< HEAD
 from kvd.testing.stress.scheduler import Scheduler, Touch
 from kvd.testing.stress.script import SendBatch
+=======
+from kvd.testing.stress.rest import check_at_rest
+from kvd.testing.stress.scheduler import Scheduler
+>>>>>>> stress
 from kvd_client.errors import ReplyError
 from kvd_proto.operations import CopyEnded, Evict, Operation, Relief, TransferEnded
-
-if TYPE_CHECKING:
-    from kvd.testing.stress.run import StressRun
 
 ACTIONS_MAX = 60
 ELSEWHERE_UNITS = (44, 34, 26, 20, 15, 11, 8, 6, 4, 3, 2)
@@ -38,20 +48,20 @@ ELSEWHERE_UNITS = (44, 34, 26, 20, 15, 11, 8, 6, 4, 3, 2)
 PARTS_FOLLOWED_MAX = 8
 
 
-def play(run: "StressRun", step: Play) -> bool:
+def play(run: PlayedRun, step: Play) -> bool:
     """Let actions run."""
     run.pace.favour_index = step.favour_index % len(FAVOURS)
     return run.advance(step.actions_count % ACTIONS_MAX + 1)
 
 
-def follow(run: "StressRun", step: Follow) -> bool:
+def follow(run: PlayedRun, step: Follow) -> bool:
     """Have a rank catch up by some parts."""
     hands = run.stage.hands
     hand = hands[step.rank % len(hands)]
     return run.follow(hand, step.count % PARTS_FOLLOWED_MAX + 1) > 0
 
 
-def lead(run: "StressRun", step: Lead) -> bool:
+def lead(run: PlayedRun, step: Lead) -> bool:
     """Have another rank be the first, where ranks are all alike."""
     hands = run.stage.hands
     index = step.rank % len(hands)
@@ -62,7 +72,7 @@ def lead(run: "StressRun", step: Lead) -> bool:
     return True
 
 
-def check_tables(run: "StressRun", step: CheckTables) -> bool:
+def check_tables(run: PlayedRun, step: CheckTables) -> bool:
     """Have a rank that did everything compare its tables with the books."""
     hands = run.stage.hands
     hand = hands[step.rank % len(hands)]
@@ -75,7 +85,7 @@ def check_tables(run: "StressRun", step: CheckTables) -> bool:
     return True
 
 
-def rest(run: "StressRun", step: Rest) -> bool:
+def rest(run: PlayedRun, step: Rest) -> bool:
     """Have everything that was begun happen, and compare all that is live on every rank."""
     if run.scheduler.launching:
         return False  # what is decided meanwhile is not applied yet
@@ -88,7 +98,7 @@ def rest(run: "StressRun", step: Rest) -> bool:
     return True
 
 
-def die(run: "StressRun", step: Die) -> bool:
+def die(run: PlayedRun, step: Die) -> bool:
     """Let one rank die, or all of them."""
     count = run.program.ranks_count
     run.die(range(count) if step.all_die else [step.rank % count])
@@ -122,7 +132,7 @@ def elsewhere(run: "StressRun", step: Elsewhere) -> bool:
 # ---- copies and transfers -----------------------------------------------------------------------
 
 
-def fail_copy(run: "StressRun", step: FailCopy) -> bool:
+def fail_copy(run: PlayedRun, step: FailCopy) -> bool:
     """Have a rank report as failed a copy that is over on it and that it did not report."""
     ranks = run.stage.ranks
     rank = ranks[step.rank % len(ranks)]
@@ -141,7 +151,7 @@ def fail_copy(run: "StressRun", step: FailCopy) -> bool:
     return False
 
 
-def let_go(run: "StressRun", step: LetGo) -> bool:
+def let_go(run: PlayedRun, step: LetGo) -> bool:
     """Let the peers of a transfer begin, on all ranks."""
     published = [one.number for one in run.model.transfers.values() if one.published]
     for number in run.scheduler.pick(published, step.pick_index):
@@ -151,7 +161,7 @@ def let_go(run: "StressRun", step: LetGo) -> bool:
     return False
 
 
-def end_transfer(run: "StressRun", step: EndTransfer) -> bool:
+def end_transfer(run: PlayedRun, step: EndTransfer) -> bool:
     """Have a rank report how a transfer ended there."""
     ranks = run.stage.ranks
     rank = ranks[step.rank % len(ranks)]
@@ -161,7 +171,7 @@ def end_transfer(run: "StressRun", step: EndTransfer) -> bool:
 
 
 def report_transfer(
-    run: "StressRun", rank: PlayedRank[Any], peer: PlayedPeer, *, failed: bool, proven: bool
+    run: PlayedRun, rank: PlayedRank[Any], peer: PlayedPeer, *, failed: bool, proven: bool
 ) -> bool:
     """Report the end of a transfer as far as it is known; return whether anything was reported."""
     number = peer.plan.number
@@ -185,8 +195,13 @@ def report_transfer(
 # ---- wrong use ----------------------------------------------------------------------------------
 
 
+<<<<<<< HEAD
 def misuse(run: "StressRun", step: Misuse) -> bool:
     """Ask for something wrong between two things that are not; raises StressFailure if served."""
+=======
+def misuse(run: PlayedRun, step: Misuse) -> bool:
+    """Ask for something wrong between two things that are not."""
+>>>>>>> stress
     name = ask_wrong(run.scheduler, step)
     if not name:
         return False

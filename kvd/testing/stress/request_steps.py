@@ -1,5 +1,7 @@
 """Steps on requests and forwards: what each of them asks, picked among who is there."""
 
+from functools import partial
+
 from kvd.testing.stress.program import (
     Abort,
     Admit,
@@ -196,12 +198,16 @@ def stand(scheduler: Scheduler, step: Stand) -> bool:
         scheduler.ask(lambda batch: batch.standing(joining, inside))
     for number in fresh:
         if number not in inside:
-            scheduler.ask(lambda batch, number=number: batch.standing([number]))
+            scheduler.ask(partial(_join, number))
     batch.standing.update(dict.fromkeys(inside, False))
     batch.standing.update(dict.fromkeys(joining, True))
     scheduler.touch("request", [*joining, *inside], Touch.GROWS)
     scheduler.touch("request", fresh, Touch.CHANGES)
     return True
+
+
+def _join(number: int, batch: Batch) -> None:
+    batch.standing([number])
 
 
 def advance(scheduler: Scheduler, step: Advance) -> bool:

@@ -10,20 +10,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from msgspec import structs
 
 from kvd.engine.legacy import Legacy
-from kvd.errors import OperationError
+from kvd.errors import OperationError, StressFailure
 from kvd.testing.in_process import FIRST, IncarnationNumber, InProcessTransport, RankMemories
 from kvd.testing.modelled.device import ModelledDevice
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.modelled.world import World
 from kvd.testing.stress.contents import Contents
 from kvd.testing.stress.coverage import note_outcome, note_released
+<<<<<<< HEAD
 from kvd.testing.stress.failure import CheckName, StressFailure, failure_of
 from kvd.testing.stress.finish import check_units_at_rest, finish
+=======
+from kvd.testing.stress.failure import CheckName, failure_of
+from kvd.testing.stress.finish import finish
+>>>>>>> stress
 from kvd.testing.stress.forwards import plan_forward
 from kvd.testing.stress.hand import Hand
 from kvd.testing.stress.model import Model
@@ -57,7 +63,7 @@ INCARNATIONS_MAX: Final = 1_000_003
 """Incarnations of one run, so that no two runs draw alike."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Result:
     """What came of a run."""
 
@@ -77,6 +83,7 @@ class StressRun:
 
     world: World | None = None
     """What plays all devices; None for devices that run by themselves."""
+    oracle: Oracle
 
     def __init__(self, program: Program, *, oracle_permille: int = ORACLE_PERMILLE) -> None:
         """Attach the ranks of a program; its steps are not looked at.
@@ -382,11 +389,14 @@ class StressRun:
             raise
         except Exception as error:  # rim: whatever the code under test raises is a finding
             broken = self.stage.incarnation.broken
-            failure = failure_of(broken or error, in_engine=broken is not None)
-            failure.step_index = self.step_index
-            raise failure from (broken or error)
+            found = failure_of(broken or error, in_engine=broken is not None)
+            found.step_index = self.step_index
+            raise found from (broken or error)
 
     def _look(self) -> None:
+        broken = self.stage.incarnation.broken
+        if broken is not None:  # what was on its way to a rank may have been taken for news
+            raise broken
         for rank in self.stage.ranks:
             rank.post_peers()
             if rank.findings:
@@ -431,6 +441,7 @@ def run_steps(
     )
 
 
-def run(program: Program) -> Result:
+def run(program: Program, *, oracle_permille: int = ORACLE_PERMILLE) -> Result:
     """Play a whole program."""
-    return run_steps(program, program.steps)
+    begin = partial(StressRun, oracle_permille=oracle_permille)
+    return run_steps(program, program.steps, begin=begin)

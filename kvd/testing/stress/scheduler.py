@@ -105,7 +105,8 @@ class Scheduler:
         if self.launching and not self.overlap:
             self.close_launch()
         batch, self.batch = self.batch, OpenBatch()
-        self._carry(SendBatch(batch.asks, batch.processed, batch.fills, misused=misused))
+        part = SendBatch(batch.asks, processed=batch.processed, fills=batch.fills, misused=misused)
+        self._carry(part)
         self.idle = batch.idles
         self.has_notices = False
 

@@ -21,8 +21,8 @@ class SeedJob:
     """A seed that is to be played."""
 
     shape: str
-    seed: int
-    operations_max: int
+    seed_index: int
+    operations_count: int
     oracle_permille: int = ORACLE_PERMILLE
     profile: str | None = None
     """What the program leans to; the seed draws it where it is not said."""
@@ -33,7 +33,7 @@ class SeedReport:
     """What came of a seed, as it passes between processes."""
 
     shape: str
-    seed: int
+    seed_index: int
     profile: str
     operations_count: int
     steps_count: int
@@ -67,16 +67,16 @@ def play(job: SeedJob) -> SeedReport:
     """Play a seed and report it."""
     result = run_seed(
         job.shape,
-        job.seed,
-        job.operations_max,
+        job.seed_index,
+        job.operations_count,
         profile=job.profile,
         oracle_permille=job.oracle_permille,
     )
     failure = result.failure
     return SeedReport(
         shape=job.shape,
-        seed=job.seed,
-        profile=job.profile or profile_of(job.shape, job.seed),
+        seed_index=job.seed_index,
+        profile=job.profile or profile_of(job.shape, job.seed_index),
         operations_count=result.operations_count,
         steps_count=len(result.program.steps),
         digest=result.digest,
@@ -100,8 +100,8 @@ def jobs_of(
     return [
         SeedJob(
             shape=names[seed % len(names)],
-            seed=seed,
-            operations_max=operations_max,
+            seed_index=seed,
+            operations_count=operations_max,
             oracle_permille=oracle_permille,
         )
         for seed in range(first_seed, first_seed + seeds_count)

@@ -61,9 +61,7 @@ def _propose(
 ) -> tuple[int, dict[str, Indices]]:
     model = scheduler.model
     number = model.take_number("transfer")
-    model.proposed_transfers[number] = Transfer(
-        number, owner, virtual, writes=writes, published=False
-    )
+    model.proposed_transfers[number] = Transfer(number, owner, virtual, writes=writes)
     scheduler.batch.names_units = True
     scheduler.touch(_kind(owner), [owner.number], Touch.CHANGES)
     names = [band.name for band in scheduler.contents.bands]

@@ -10,7 +10,8 @@ from random import Random
 
 from kvd.alloc.checks import CheckLevel
 from kvd.engine.stage import StageEngine
-from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.errors import StressFailure
+from kvd.testing.stress.failure import CheckName
 from kvd_proto.codec import encode
 from kvd_proto.operations import Admit, Operation, Released
 from kvd_proto.outcomes import Outcome, Pump, Refusal, Skipped

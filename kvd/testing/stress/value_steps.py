@@ -1,5 +1,7 @@
 """Steps on values and their copies: what each of them asks, picked among what is there."""
 
+from functools import partial
+
 import numpy as np
 
 from kvd.testing.stress.contents import BandContents, Indices
@@ -15,6 +17,7 @@ from kvd.testing.stress.program import (
 )
 from kvd.testing.stress.scheduler import Scheduler, Touch
 from kvd.testing.stress.script import Fill
+from kvd_client import Batch
 
 BACKUP_UNITS_MAX = 6
 LOAD_UNITS_MAX = 5
@@ -64,7 +67,8 @@ def evict(scheduler: Scheduler, step: Evict) -> bool:
 
 def _missing(value: Value, band: BandContents) -> Indices:
     """Return the pages of a value that have no unit in a window band."""
-    return value.pages[band.places[value.pages] == 0]
+    missing: Indices = value.pages[band.places[value.pages] == 0]
+    return missing
 
 
 def _reserved_count(value: Value, band_index: int) -> int:
@@ -128,11 +132,13 @@ def _name(scheduler: Scheduler, load: Copy, count: int) -> bool:
         pages = _missing(value, band)[: min(left, count)]
         if pages.size:
             named_any = True
-            scheduler.ask(
-                lambda batch, name=band.name, pages=pages: batch.load_name(load.number, name, pages)
-            )
+            scheduler.ask(partial(_ask_name, load.number, band.name, pages))
     scheduler.touch("value", [load.value], Touch.CHANGES)
     return named_any
+
+
+def _ask_name(load: int, band: str, pages: Indices, batch: Batch) -> None:
+    batch.load_name(load, band, pages)
 
 
 def load_name(scheduler: Scheduler, step: LoadName) -> bool:
