@@ -66,9 +66,7 @@ def _transfer(
         if not any(ids.size for ids in virtual):
             return None
         number = scheduler.model.take_number("transfer")
-        scheduler.model.proposed_transfers[number] = Transfer(
-            number, owner, virtual, writes=writes, published=False
-        )
+        scheduler.model.proposed_transfers[number] = Transfer(number, owner, virtual, writes=writes)
         names = [band.name for band in scheduler.contents.bands]
         units = dict(zip(names, virtual, strict=True))
         if writes:

@@ -7,9 +7,10 @@ a death, the segment would read what was written meanwhile.
 
 from collections.abc import Sequence
 
+from kvd.errors import StressFailure
 from kvd.price.geometry import ChainGeometry
 from kvd.testing.stress.contents import Indices
-from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.testing.stress.failure import CheckName
 from kvd_proto.outcomes import Copy, Move, Outcome, Wait, Zero, ZeroSink
 
 _Bytes = list[tuple[int, int]]

@@ -167,14 +167,9 @@ FLAGS: Final[dict[str, int]] = {
 BANDS_MAX: Final = 5
 RELIEF_UNITS: Final = (0, 0, 0, 1, 2, 3, 5, 9, 14, 30)
 
-<<<<<<< HEAD
-RUN_PERMILLE: Final = 550
+RUN_PERMILLE: Final = 250
 MEETING_PERMILLE: Final = 800
 """Of how many draws a short run of steps comes of; the latter where these are meetings."""
-=======
-RUN_PERMILLE: Final = 250
-"""Of how many draws a short run of steps comes of."""
->>>>>>> stress
 
 
 def program_of(shape: str, seed: int) -> Program:

@@ -26,7 +26,8 @@ def _take_of_nobody(scheduler: Scheduler, pick: int) -> Ask | None:
 
 def _take_past_context(scheduler: Scheduler, pick: int) -> Ask | None:
     for request in scheduler.pick(scheduler.running(), pick):
-        return lambda batch: batch.take([request.number], scheduler.limits.context_tokens)
+        tokens = scheduler.limits.context_tokens - request.tokens + 1
+        return lambda batch: batch.take([request.number], tokens)
     return None
 
 

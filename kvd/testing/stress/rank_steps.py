@@ -1,21 +1,14 @@
 """Steps on ranks and their devices: what runs when, how transfers end, and death."""
 
-<<<<<<< HEAD
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
+from kvd.errors import StressFailure
 from kvd.testing.modelled.ranks import DEADLINE_MS
 from kvd.testing.stress.daring import DARES, forget_proposals
-from kvd.testing.stress.failure import CheckName, StressFailure
-from kvd.testing.stress.finish import check_at_rest
+from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.misuse import MISUSES, MakeMisuse
-=======
-from typing import Any
-
-from kvd.testing.modelled.ranks import DEADLINE_MS
-from kvd.testing.stress.misuse import MISUSES
->>>>>>> stress
 from kvd.testing.stress.pace import FAVOURS
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd.testing.stress.played_run import PlayedRun
@@ -32,13 +25,9 @@ from kvd.testing.stress.program import (
     Play,
     Rest,
 )
-<<<<<<< HEAD
+from kvd.testing.stress.rest import check_at_rest
 from kvd.testing.stress.scheduler import Scheduler, Touch
 from kvd.testing.stress.script import SendBatch
-=======
-from kvd.testing.stress.rest import check_at_rest
-from kvd.testing.stress.scheduler import Scheduler
->>>>>>> stress
 from kvd_client.errors import ReplyError
 from kvd_proto.operations import CopyEnded, Evict, Operation, Relief, TransferEnded
 
@@ -105,7 +94,7 @@ def die(run: PlayedRun, step: Die) -> bool:
     return True
 
 
-def elsewhere(run: "StressRun", step: Elsewhere) -> bool:
+def elsewhere(run: PlayedRun, step: Elsewhere) -> bool:
     """Have another program make room, and give up a value that the open batch leaves alone."""
     scheduler = run.scheduler
     operations: list[Operation] = []
@@ -126,6 +115,7 @@ def elsewhere(run: "StressRun", step: Elsewhere) -> bool:
         demand = [min(units, room) if index == wanted else 0 for index in range(len(bands))]
         operations.append(Relief(tuple(demand)))
     run.decide_elsewhere(*operations)
+    scheduler.batch.names_units = True  # ranks hear of it before their next launch
     return True
 
 
@@ -195,13 +185,8 @@ def report_transfer(
 # ---- wrong use ----------------------------------------------------------------------------------
 
 
-<<<<<<< HEAD
-def misuse(run: "StressRun", step: Misuse) -> bool:
-    """Ask for something wrong between two things that are not; raises StressFailure if served."""
-=======
 def misuse(run: PlayedRun, step: Misuse) -> bool:
-    """Ask for something wrong between two things that are not."""
->>>>>>> stress
+    """Ask for something wrong between two things that are not; raises StressFailure if served."""
     name = ask_wrong(run.scheduler, step)
     if not name:
         return False

@@ -23,13 +23,8 @@ from kvd.testing.modelled.memory import grains_of
 from kvd.testing.modelled.world import World
 from kvd.testing.stress.contents import Contents
 from kvd.testing.stress.coverage import note_outcome, note_released
-<<<<<<< HEAD
-from kvd.testing.stress.failure import CheckName, StressFailure, failure_of
-from kvd.testing.stress.finish import check_units_at_rest, finish
-=======
 from kvd.testing.stress.failure import CheckName, failure_of
 from kvd.testing.stress.finish import finish
->>>>>>> stress
 from kvd.testing.stress.forwards import plan_forward
 from kvd.testing.stress.hand import Hand
 from kvd.testing.stress.model import Model
@@ -40,6 +35,7 @@ from kvd.testing.stress.plans import ForwardPlan
 from kvd.testing.stress.played_rank import PlayedRank
 from kvd.testing.stress.program import AnyStep, Program
 from kvd.testing.stress.ranks import StressRank
+from kvd.testing.stress.rest import check_units_at_rest
 from kvd.testing.stress.scheduler import POOL_PLACES_COUNT, Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import stress_stage
