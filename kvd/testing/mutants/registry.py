@@ -52,7 +52,8 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "backed_up_and_given_up": "c2-h4 c3-h4 c4-h4 copies-not-fenced absorbed-not-fenced "
     "fence-in-units-of-its-own fence-first-range-only waits-by-accident fenced-hole-first "
     "waits-behind-moves copy-wait growth-clears-fences use-kept-after-end",
-    "loaded_and_given_up": "c2-h5 c3-h5 c4-h1 load-not-kept",
+    "loaded_and_given_up": "c2-h5 c3-h5 load-not-kept",
+    "loaded_over_what_moved": "c4-h1",
     "backed_up_under_forwards": "backup-waits-f r2-load",
     "load_given_up": "cancelled-load-keeps-names cancelled-load-keeps-units load-names-not-told "
     "load-where-it-was-named reservation-not-fixed reservation-freed-early",

@@ -174,6 +174,23 @@ def backed_up_and_given_up(random: Random) -> Iterator[AnyStep]:
     yield from _later(random)
 
 
+def loaded_over_what_moved(random: Random) -> Iterator[AnyStep]:
+    """Load into bytes that a forward in flight reads and that moved away from there."""
+    yield from _long_values(random)
+    yield from _fill(random)
+    yield Free(pick_index=_pick(random), count=random.randrange(2))
+    yield Process(count=3)
+    yield Send()
+    yield Launch(count=ALL, silent=random.randrange(2) == 0)
+    yield Record()
+    yield from _squeeze(random)
+    for _ in range(2):
+        yield LoadReserve(pick_index=_pick(random), count=4, windows_count=3)
+        yield LoadSubmit(pick_index=_pick(random))
+    yield Send()
+    yield from _later(random)
+
+
 def backed_up_under_forwards(random: Random) -> Iterator[AnyStep]:
     """Back up what a forward in flight is writing."""
     yield from _fill(random)
@@ -225,7 +242,10 @@ def loaded_and_given_up(random: Random) -> Iterator[AnyStep]:
     pick = _pick(random)
     yield LoadReserve(pick_index=pick, count=4, windows_count=3)
     yield LoadSubmit(pick_index=pick)
-    yield Evict(pick_index=pick, count=random.randrange(3))
+    yield Send()
+    yield Evict(pick_index=pick, count=2)
+    if random.randrange(2):
+        yield from _squeeze(random)
     yield from _take(random)
     yield from _take(random)
     yield from _later(random)
@@ -263,12 +283,14 @@ def published_over_copies(random: Random) -> Iterator[AnyStep]:
     else:
         yield LoadReserve(pick_index=pick, count=4, windows_count=3)
         yield LoadSubmit(pick_index=pick)
-    if random.randrange(2):
-        yield Send()
-    yield Hold(pick_index=pick, count=5, value=True)
+    yield Send()
+    for beside in range(3):
+        yield Hold(pick_index=pick + beside, count=5, value=True)
+    yield Send()
     if random.randrange(3) == 0:
-        yield _relief(random)
-    yield Publish(pick_index=_pick(random))
+        yield from _squeeze(random)
+    for beside in range(3):
+        yield Publish(pick_index=beside)
     yield Send()
     yield LetGo(pick_index=_pick(random))
     yield from _later(random)
@@ -291,6 +313,8 @@ def moved_under_forwards(random: Random) -> Iterator[AnyStep]:
     if random.randrange(2):
         yield Free(pick_index=_pick(random))
     yield from _squeeze(random)
+    if random.randrange(2):
+        yield from _squeeze(random)
     yield from _take(random)
     yield from _later(random)
 
@@ -558,6 +582,7 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
     backed_up_under_forwards,
     aborted,
     load_given_up,
+    loaded_over_what_moved,
     loaded_and_given_up,
     loaded_and_read,
     published_over_copies,
