@@ -1,6 +1,7 @@
 """All faults, in the order in which they are listed, and the stress profiles that suit them."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Final, NamedTuple
 
 from kvd.testing.mutants import books, choices, engine, layouts, ranks, requests, values
@@ -96,15 +97,14 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "confirmed-too-far processed-noted-too-early failed-load-is-good progress-per-entry "
     "progress-ahead no-redo redo-a-segment-late redo-of-confirmed-segments tables-not-cleared",
 }
-"""Faults by the meeting in which they show most, which is then tried beside their group's."""
+"""Faults by the meeting in which they show most, which is tried before their group's profiles."""
 
 
 def _profiles_of(name: str, group: Group) -> tuple[str, ...]:
     meetings = [meeting for meeting, faults in _SHOWN_IN.items() if name in faults.split()]
-    # Each as often as all profiles of the group together.
-    return (
-        (*group.profiles, *meetings * max(1, len(group.profiles))) if meetings else group.profiles
-    )
+    if not meetings:
+        return group.profiles
+    return tuple(chain(*[(*meetings, profile) for profile in group.profiles or ("meetings",)]))
 
 
 PROFILES_OF: Final[Mapping[str, tuple[str, ...]]] = {
