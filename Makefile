@@ -3,6 +3,7 @@
 #   PYTHON   the interpreter that makes the environment, 3.11 or newer
 #   VENV     where the environment lies
 #   JOBS     processes of make stress-mutants
+#   SWEEP_JOBS  processes of the long sweep, all cores if it is not said
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,6 +11,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
+SWEEP_JOBS ?= $(shell nproc)
 
 .PHONY: help venv demo test test-fast test-gpu sweep-cpu mutants stress-mutants check format clean
 .DEFAULT_GOAL := help
@@ -54,7 +56,10 @@ test-fast: venv
 test-gpu: venv
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
 
+# 2,002,000 operations over 440 seeds, 40 on each of 11 shapes; a tenth of all answers is found again
+# by trying every layout.
 sweep-cpu: venv
+	$(BIN)/kvd stress --seeds 440 --ops 4550 --jobs $(SWEEP_JOBS) --oracle-share 100 --coverage
 	$(BIN)/python -m pytest -q -m sweep --timeout=0 --durations=0
 
 mutants: venv

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+from kvd.alloc.chain import ChainAllocator
 from kvd.errors import StressFailure
 from kvd.testing.stress.contents import Indices
 from kvd.testing.stress.finish import check_empty, serve
@@ -28,7 +30,6 @@ from kvd.testing.stress.run import StressRun
 from kvd_client.cursor import Cursor
 from kvd_client.launch import Step as LaunchStep
 from kvd_proto.operations import Operation
-from kvd_proto.operations import Relief as ReliefOperation
 from kvd_proto.outcomes import Move, Outcome, Resolved
 
 SHAPE = "state-window-full"
@@ -133,13 +134,17 @@ def test_a_backup_of_other_bytes_is_not_what_was_shipped(run: StressRun) -> None
         run.end()
 
 
+def _nothing(step: LaunchStep) -> None:
+    """Wait for nothing."""
+
+
 # ---- order --------------------------------------------------------------------------------------
 
 
 def test_a_forward_that_waits_for_nothing_races(
     run: StressRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LaunchStep, "_order_forward", lambda step: None)
+    monkeypatch.setattr(LaunchStep, "_order_forward", _nothing)
     many = (Admit(prompt_tokens=9, take_tokens=7), Send(), Launch(count=7), Record())
 
     assert fails(run, *many, Play(favour_index=1, actions_count=59), Rest()) == "stress.race"
@@ -173,8 +178,12 @@ def test_a_table_that_says_something_else_is_a_map(run: StressRun) -> None:
     assert fails(run, *AGAIN) == "stress.maps"
 
 
-def test_units_that_share_bytes_are_not_disjoint(run: StressRun) -> None:
-    run.model.contents._used[:] = 1
+def test_units_that_share_bytes_are_not_disjoint(
+    run: StressRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = run.model.contents
+    cells_count = contents.plan.arena_bytes // contents.cell_bytes
+    monkeypatch.setattr(contents, "_used", np.ones(cells_count, dtype=np.int8))
 
     assert fails(run, Admit(prompt_tokens=9, take_tokens=7), Send()) == "stress.disjoint"
 
@@ -214,11 +223,10 @@ def test_wrong_use_that_nobody_meant_is_the_client(run: StressRun) -> None:
 def test_an_engine_that_raises_is_the_engine(
     run: StressRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(program: int, operation: Operation) -> Outcome:
-        raise ValueError("broken by hand")
+    def broken(chain: ChainAllocator, demand: object) -> bool:
+        raise IndexError("broken by hand")
 
-    engine = run.stage.incarnation.engine
-    monkeypatch.setitem(engine._decide, ReliefOperation, broken)
+    monkeypatch.setattr(ChainAllocator, "fits", broken)
 
     assert fails(run, Relief(units=(1, 1, 1)), Send()) == "stress.engine"
 

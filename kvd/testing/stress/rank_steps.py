@@ -65,10 +65,8 @@ def check_tables(run: PlayedRun, step: CheckTables) -> bool:
     """Have a rank that did everything compare its tables with the books."""
     hands = run.stage.hands
     hand = hands[step.rank % len(hands)]
-    if hand.launching or hand.done_count != len(run.script):
-        return False
-    if not run.script:
-        return False  # behind a death the tables are rewritten with the first batch
+    if hand.launching or hand.done_count != len(run.script) or not run.script:
+        return False  # what survived a death is told with the first batch
     hand.rank.note("compares its tables")
     hand.rank.client.check_tables()
     return True
@@ -76,10 +74,8 @@ def check_tables(run: PlayedRun, step: CheckTables) -> bool:
 
 def rest(run: PlayedRun, step: Rest) -> bool:
     """Have everything that was begun happen, and compare all that is live on every rank."""
-    if run.scheduler.launching:
-        return False  # what is decided meanwhile is not applied yet
-    if not run.script:
-        run.scheduler.send()  # behind a death the tables are rewritten with the first batch
+    if run.scheduler.launching or not run.script:
+        return False  # what is decided meanwhile, or survived a death, is not applied yet
     for hand in run.stage.hands:
         run.follow(hand, len(run.script))
     run.come_to_rest()

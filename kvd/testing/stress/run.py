@@ -7,7 +7,7 @@ decided. After every step all that was found wrong so far is raised.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -376,7 +376,7 @@ class StressRun:
         return digest.hexdigest()
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _failing(self) -> Generator[None]:
         """Raise what comes out of a step as the failure of a check."""
         try:
             yield

@@ -1,7 +1,7 @@
 """One incarnation of a stress run: an engine that is watched, and all ranks attached to it."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -106,7 +106,7 @@ class WatchedIncarnation(Incarnation):
             return super().fact(rank, body)
 
     @contextmanager
-    def _keeping(self) -> Iterator[None]:
+    def _keeping(self) -> Generator[None]:
         """Keep what is raised that is no answer: on its way to a rank it loses its name."""
         try:
             yield
