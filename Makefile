@@ -2,12 +2,10 @@
 #
 #   PYTHON   the interpreter that makes the environment, 3.11 or newer
 #   VENV     where the environment lies
-#   JOBS     processes of make stress-mutants
-#   SWEEP_JOBS  processes of the long sweep, all cores if it is not said
+#   SWEEP_JOBS  processes of the long sweep and of the planted faults, all cores if it is not said
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 2
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
@@ -66,7 +64,7 @@ mutants: venv
 	$(BIN)/python -m tests.mutation
 
 stress-mutants: venv
-	$(BIN)/kvd stress --mutants --jobs $(JOBS) --table tests/stress/MUTANTS.md
+	$(BIN)/kvd stress --mutants --jobs $(SWEEP_JOBS) --table tests/stress/MUTANTS.md
 
 check: venv
 	$(BIN)/ruff check .
