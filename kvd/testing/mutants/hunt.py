@@ -44,7 +44,7 @@ class Attempt(msgspec.Struct, frozen=True):
     """One run: it depends on nothing else."""
 
     shape: str
-    seed: int
+    seed_index: int
     profile: str
 
 
@@ -85,8 +85,8 @@ def attempts_for(name: str) -> Iterator[Attempt]:
 
 def try_once(fault: Fault, attempt: Attempt, *, operations_before_count: int = 0) -> _Report:
     """Run once with a fault planted; return the operations, and how it was noticed if it was."""
-    program = program_of(attempt.shape, attempt.seed)
-    steps = steps_of(attempt.shape, attempt.seed, profile=attempt.profile)
+    program = program_of(attempt.shape, attempt.seed_index)
+    steps = steps_of(attempt.shape, attempt.seed_index, profile=attempt.profile)
     with planted(fault):
         result = run_steps(program, steps, operations_max=RUN_OPERATIONS_MAX, begin=_BEGIN)
     operations_count = operations_before_count + result.operations_count
