@@ -326,11 +326,6 @@ LEDGER_FAULTS: Final[tuple[Fault, ...]] = (
         ),
     ),
     edited(
-        "hold-stays-behind",
-        "a hold follows units that move",
-        (_RECORDS + "carry_holds", "if kind is UseKind.RECEIVE_HOLD and", "if False and"),
-    ),
-    edited(
         "hold-kept-after-cancel",
         "a hold ends when it is cancelled",
         (

@@ -38,6 +38,7 @@ from kvd.testing.stress.program import (
     Elsewhere,
     Evict,
     Extend,
+    FailCopy,
     Follow,
     Free,
     Hold,
@@ -320,7 +321,12 @@ def dared(random: Random) -> Iterator[AnyStep]:
             if random.randrange(2):
                 yield Publish(pick_index=any_place(random))
         case _:
-            yield Extend(pick_index=any_place(random), count=3, tokens=random.randrange(1, 9))
+            yield from fill(random)
+            yield Launch(count=ALL)
+            yield Record()
+            yield Process(count=3)
+            yield Process(count=3)
+            yield Send()
             yield Post(pick_index=any_place(random), count=5, request=True)
             yield Hold(pick_index=pick, count=5)
             yield Hold(pick_index=pick + 1, count=5)
@@ -330,7 +336,7 @@ def dared(random: Random) -> Iterator[AnyStep]:
     yield Send()
     for _ in range(4):
         wrong = len(MISUSES)
-        first, count = (0, wrong) if random.randrange(4) == 0 else (wrong, len(DARES))
+        first, count = (0, wrong) if random.randrange(2) else (wrong, len(DARES))
         yield Misuse(kind_index=first + random.randrange(count), pick_index=any_place(random))
     yield from later(random)
 
@@ -434,12 +440,21 @@ def moved_and_died(random: Random) -> Iterator[AnyStep]:
     """Let ranks die in the middle of rearrangements of values that survive them."""
     yield from fill(random)
     for _ in range(random.randint(1, 2)):
-        yield from values(random)
+        yield from random.choice((values, long_values))(random)
     for rank in range(RANKS_MAX):
         yield Follow(rank=rank, count=7)
         yield Follow(rank=rank, count=7)
     for _ in range(3):
         yield Play(actions_count=59)
+    if random.randrange(2):
+        yield LoadReserve(pick_index=any_place(random), count=4, windows_count=3)
+        yield LoadSubmit(pick_index=any_place(random))
+        yield Backup(pick_index=any_place(random), band=random.randrange(8), count=5)
+        yield Send()
+        for rank in range(RANKS_MAX):
+            yield Follow(rank=rank, count=7)
+        yield FailCopy(pick_index=random.randrange(2), rank=random.randrange(RANKS_MAX))
+        yield Play(actions_count=random.randrange(60))
     yield Process(count=3)
     yield Free(pick_index=any_place(random), count=random.randrange(3))
     yield Send()
