@@ -82,6 +82,9 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "wrong-standing-removes wrong-step-counts wrong-evict-evicts-a-part "
     "wrong-load-name-names-a-part batch-runs-on-behind-a-wrong-use resolved-though-unbound "
     "pumped-publish-lets-go",
+    "wronged": "sent-may-be-retracted received-may-end context-exceeded wrong-advance-computes "
+    "wrong-standing-removes wrong-step-counts wrong-evict-evicts-a-part "
+    "wrong-load-name-names-a-part resolved-though-unbound batch-runs-on-behind-a-wrong-use",
     "aborted": "aborted-before-notice aborted-keeps-word aborted-whole-end aborted-word-lost",
     "moved_elsewhere": "unaware-guard unaware-guard-of-the-oldest guard-behind-what-it-guards",
     "slots_moved_before_a_launch": "clears-follow-moves clears-yield slots-cleared-twice "

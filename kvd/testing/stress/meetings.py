@@ -361,6 +361,25 @@ def moved_elsewhere(random: Random) -> Iterator[AnyStep]:
         yield from later(random)
 
 
+def wronged(random: Random) -> Iterator[AnyStep]:
+    """Ask for one wrong thing after another while everything is there."""
+    yield from fill(random)
+    yield Stand(pick_index=any_place(random), count=3)
+    yield Launch(count=ALL)
+    yield Record()
+    yield Advance(pick_index=any_place(random), count=1, tokens=random.randrange(1, 9))
+    yield Insert(pick_index=any_place(random))
+    yield Process(count=3)
+    yield Send()
+    yield LoadReserve(pick_index=any_place(random), count=4, windows_count=3)
+    yield Post(pick_index=any_place(random), count=2, request=True)
+    yield Hold(pick_index=any_place(random), count=2, band=random.randrange(6))
+    yield Send()
+    for _ in range(8):
+        yield Misuse(kind_index=random.randrange(len(MISUSES)), pick_index=any_place(random))
+    yield from later(random)
+
+
 def slots_moved_before_a_launch(random: Random) -> Iterator[AnyStep]:
     """Move slots that were handed out, or have a peer write them, before a launch clears them."""
     yield from fill(random)
@@ -499,6 +518,7 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
     dared,
     dared,
     moved_elsewhere,
+    wronged,
     slots_moved_before_a_launch,
     sink_reset_between_forwards,
     retracted_and_back,
