@@ -9,6 +9,10 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
 
+# The tests start some hundreds of processes, which would compile every module anew where the
+# environment forbids to write byte code: half of all that they compute. `make clean` removes it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help venv demo test test-fast test-gpu sweep-cpu mutants check format clean
 .DEFAULT_GOAL := help
 
