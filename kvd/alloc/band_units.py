@@ -266,6 +266,13 @@ class BandUnits:
         self._inbox.clear()
         self._holes.add(self._mirrored(units) if self._down else units)
 
+    def reserved_places(self) -> Units:
+        """Return the units that were taken for loads and have no names yet, ascending; for checks.
+
+        Linear in the units of the band.
+        """
+        return (self._owner_of == RESERVED).nonzero()[0]
+
     def bound_ids(self) -> Units:
         """Return all bound virtual ids, ascending; for checks."""
         return self._physical_of.nonzero()[0]

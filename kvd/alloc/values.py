@@ -2,6 +2,10 @@
 
 A value is what a cache keeps: it grows by nothing but loads, promises nothing, and ends by being
 evicted. Which value answers which prompt is its program's business.
+
+Invariants:
+    value.pages_ordered: a value's pages are distinct, those bound in a window are some of them in
+        their order, and its number was used
 """
 
 import numpy as np
@@ -90,11 +94,28 @@ class ValueTable:
         """Give up values that are there, each once; return, per band, the ids that came back."""
         values = [self.of_number.pop(number) for number in numbers]
         freed: list[Freed] = []
-        for index, band in enumerate(self.chain.bands):
-            virtual = _joined([self.ids_of(value, index) for value in values])
-            band.release(virtual)
-            freed.append(Freed(index, virtual))
+        for index in range(len(self.chain.bands)):
+            freed.append(Freed(index, _joined([self.ids_of(value, index) for value in values])))
+        self.chain.release(freed)
         return freed
+
+    def check(self) -> None:
+        """Check every value by itself: value.pages_ordered.
+
+        That nobody else holds its units is `Holdings.check`'s.
+        """
+        for number, value in self.of_number.items():
+            is_one = np.unique(value.pages).size == value.pages.size
+            in_order = all(
+                np.array_equal(bound, value.pages[np.isin(value.pages, bound)])
+                for bound in value.bound.values()
+            )
+            if not (is_one and in_order and 0 < number <= self.numbers.highest):
+                self.chain.monitor.fail(
+                    "value.pages_ordered",
+                    f"value {number} of {value.pages.size} pages is bound in its windows in "
+                    f"another order, or elsewhere",
+                )
 
 
 def _joined(parts: list[Units]) -> Units:
