@@ -259,6 +259,10 @@ class Band(BandUnits):
             self.epoch_count += 1
         return absorbed
 
+    def states(self) -> Units:
+        """Return what every unit of the span is: the id bound to it, or why there is none."""
+        return self._owner_of[self.start_index : self.end_index]
+
     def statistics(self) -> BandStatistics:
         """Return the band's counts and its oldest uses."""
         records = self.usage.records()

@@ -79,16 +79,29 @@ class ValueTable:
 
         The chain is as at a start. Numbers go on: what was a value once is never another.
         """
-        self.numbers.highest = others.numbers.highest
-        for number in numbers:
-            other = others.of_number[number]
+        kept = [(number, others.of_number[number]) for number in numbers]
+        self.restore(
+            others.numbers.highest,
             # Nothing that could write it is left, so it is sealed for good.
-            self.of_number[number] = Value(
-                pages=other.pages, bound=other.bound, slot=other.slot, launched_count=0
-            )
+            {
+                number: Value(pages=it.pages, bound=it.bound, slot=it.slot, launched_count=0)
+                for number, it in kept
+            },
+            [
+                band.physical(_joined([others.ids_of(value, index) for _, value in kept]))
+                for index, band in enumerate(others.chain.bands)
+            ],
+        )
+
+    def restore(self, highest: int, values: dict[int, Value], physical: list[Units]) -> None:
+        """Hold values where they lie, given by their numbers; ``highest`` is the last one used.
+
+        The chain is as at a start. ``physical`` are the units of `ids`, band by band.
+        """
+        self.numbers.highest = highest
+        self.of_number.update(values)
         for index, band in enumerate(self.chain.bands):
-            virtual = self.ids(index)
-            band.adopt(virtual, others.chain.bands[index].physical(virtual))
+            band.adopt(self.ids(index), physical[index])
 
     def evict(self, numbers: list[int]) -> list[Freed]:
         """Give up values that are there, each once; return, per band, the ids that came back."""

@@ -15,7 +15,9 @@ from kvd.engine.describe import describe_operation
 from kvd.engine.endings import Endings
 from kvd.engine.legacy import Legacy
 from kvd.engine.log import LogRecord, StageLog
+from kvd.engine.shape import StageShape
 from kvd.engine.stage import DONE, StageEngine
+from kvd.engine.start import start_of
 from kvd.engine.what_if import what_if
 from kvd.errors import DivergenceError, OperationError, SessionError
 from kvd_proto.codec import (
@@ -85,7 +87,7 @@ class Incarnation:
 
     def __init__(
         self,
-        storage: StageStorage,
+        stage: StageStorage | StageShape,
         *,
         number: int,
         ranks: tuple[int, ...],
@@ -116,12 +118,13 @@ class Incarnation:
         self._lag_entries_max = lag_entries_max
         self._programs: dict[int, Program] = {}
         self._facts: dict[tuple[int, bytes], None] = {}
-        if legacy.engine is None:
-            self.engine = StageEngine(
-                storage, level=level, idle_moves_max=idle_moves_max, batch_moves_max=batch_moves_max
-            )
-        else:
-            self.engine = legacy.engine
+        self.engine = legacy.engine or StageEngine(
+            stage, level=level, idle_moves_max=idle_moves_max, batch_moves_max=batch_moves_max
+        )
+        self.start = start_of(
+            self.engine, number=number, ranks=ranks, position=start_position, legacy=legacy
+        )
+        if legacy.engine is not None:
             self._append(OWN_PROGRAM, 0, encode(TablesRewritten()), self.engine.bindings())
         self._endings = Endings(ranks, self.engine.uses.copies, self.engine.uses.transfers)
         self._end: IncarnationEnd | None = None

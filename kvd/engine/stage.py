@@ -26,6 +26,7 @@ from kvd.engine.arguments import (
 from kvd.engine.lapse import Lapses
 from kvd.engine.outcome import OutcomeBuilder, refusal_of
 from kvd.engine.page_uses import PageUses
+from kvd.engine.shape import StageShape, shape_of
 from kvd.engine.standing import StandingSet
 from kvd.errors import OperationError
 from kvd_proto.operations import (
@@ -71,7 +72,7 @@ class StageEngine:
 
     def __init__(
         self,
-        storage: StageStorage,
+        stage: StageStorage | StageShape,
         *,
         level: CheckLevel,
         idle_moves_max: int = 0,
@@ -82,41 +83,40 @@ class StageEngine:
         ``idle_moves_max`` and ``batch_moves_max`` bound the units that an ``idle`` and a
         ``batch_end`` move in order to draw frontiers back; 0 moves nothing unasked.
         """
-        self._storage = storage
-        sized, plan = storage.sized, storage.storage
-        lifetimes = tuple(band.lifetime for band in plan.bands)
-        self.stage_index = plan.stage_index
+        self.shape = shape = shape_of(stage)
+        lifetimes = tuple(band.lifetime for band in shape.bands)
+        self.stage_index = shape.stage_index
         self.monitor = CheckMonitor(level)
         self.chain = ChainAllocator(
-            sized.geometry,
+            shape.geometry,
             lifetimes=lifetimes,
-            virtual_page_count=plan.virtual_page_count,
-            virtual_slot_count=plan.virtual_slot_count,
+            virtual_page_count=shape.virtual_page_count,
+            virtual_slot_count=shape.virtual_slot_count,
             monitor=self.monitor,
         )
         self.requests = RequestTable(
             self.chain,
-            row_count=plan.row_count,
-            row_pages=plan.row_pages,
-            context_tokens=plan.context_tokens,
+            row_count=shape.row_count,
+            row_pages=shape.row_pages,
+            context_tokens=shape.context_tokens,
             shape=DemandShape(
                 lifetimes=lifetimes,
-                window_tokens=tuple(band.window_tokens for band in plan.bands),
-                page_tokens=plan.page_tokens,
+                window_tokens=tuple(band.window_tokens for band in shape.bands),
+                page_tokens=shape.page_tokens,
                 slots_per_request_slots=1,
-                step_tokens=max(1, sized.draft_tokens),
-                overlap=sized.overlap,
-                context_tokens=plan.context_tokens,
+                step_tokens=shape.step_tokens,
+                overlap=shape.overlap,
+                context_tokens=shape.context_tokens,
             ),
-            chunk_tokens=sized.chunk_tokens,
+            chunk_tokens=shape.chunk_tokens,
         )
         self.steps = self.chain.steps
         self.counters = dict.fromkeys(
             ("admitted", "waited", "unschedulable", "taken_pages", "retracted", "lapsed"), 0
         )
         self.refusal_counts: dict[str, int] = {}
-        self._idle_moves_max = idle_moves_max
-        self._batch_moves_max = batch_moves_max
+        self.idle_moves_max = idle_moves_max
+        self.batch_moves_max = batch_moves_max
         self._lapses = Lapses()
         self._standing: dict[int, StandingSet] = {}
         self._refused_now: dict[int, None] = {}
@@ -180,10 +180,10 @@ class StageEngine:
         if not numbers:
             return None
         survivor = StageEngine(
-            self._storage,
+            self.shape,
             level=self.monitor.level,
-            idle_moves_max=self._idle_moves_max,
-            batch_moves_max=self._batch_moves_max,
+            idle_moves_max=self.idle_moves_max,
+            batch_moves_max=self.batch_moves_max,
         )
         survivor.requests.values.adopt(self.requests.values, numbers)
         return survivor
@@ -385,7 +385,7 @@ class StageEngine:
         return Outcome(Done(), ((Wait(step),),)) if self.chain.process_step(step) else DONE
 
     def _idle(self, program: int, operation: Idle) -> Outcome:
-        return self._compact(self._idle_moves_max)
+        return self._compact(self.idle_moves_max)
 
     def _batch_end(self, program: int, operation: BatchEnd) -> Outcome:
         self._settle_due = True
@@ -396,7 +396,7 @@ class StageEngine:
             rows = np.array([row_of[item] for item in lapsed if item in row_of], dtype=np.int64)
             self.requests.holdings.lapse(rows)
             self.counters["lapsed"] += rows.size
-        return self._compact(self._batch_moves_max)
+        return self._compact(self.batch_moves_max)
 
     # ---- inside ---------------------------------------------------------------------------------
 

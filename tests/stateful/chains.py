@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeAlias, cast
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
@@ -206,6 +207,8 @@ def picture(value: Any) -> Picture:
         return (str(array.dtype), array.shape, array.tobytes())
     if value is None or isinstance(value, int | float | str | bytes | Enum | type):
         return value
+    if isinstance(value, msgspec.Struct):
+        return value  # messages and shapes are frozen values
     if isinstance(value, dict):
         table = cast("dict[Any, Any]", value)
         return tuple((picture(key), picture(item)) for key, item in table.items())
