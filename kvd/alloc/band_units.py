@@ -271,7 +271,8 @@ class BandUnits:
 
         Linear in the units of the band.
         """
-        return (self._owner_of == RESERVED).nonzero()[0]
+        places: Units = (self._owner_of == RESERVED).nonzero()[0]
+        return places
 
     def bound_ids(self) -> Units:
         """Return all bound virtual ids, ascending; for checks."""

@@ -18,10 +18,10 @@ Invariants:
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from kvd.alloc import chain_checks
 from kvd.alloc.arena_order import ArenaOrder
 from kvd.alloc.band import Band, Freed, Moves, Units
 from kvd.alloc.band_statistics import BandStatistics
-from kvd.alloc.chain_checks import check_chain, check_released, check_snapshot, misfreed_name
 from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.errors import OperationError
 from kvd.price.geometry import ChainGeometry
@@ -99,6 +99,7 @@ class ChainAllocator:
         self.window_indices = tuple(
             index for index, lifetime in enumerate(lifetimes) if lifetime is Lifetime.WINDOW
         )
+        self._windows = tuple(self.bands[index] for index in self.window_indices)
         self.token_indices = tuple(
             index for index, lifetime in enumerate(lifetimes) if lifetime is not Lifetime.STATE
         )
@@ -144,7 +145,7 @@ class ChainAllocator:
         if kept.epoch_count != epoch_count:
             kept = self._snapshot = self.build_snapshot(epoch_count)
         elif self.monitor.level is CheckLevel.STRICT:
-            check_snapshot(self, kept)
+            chain_checks.check_snapshot(kept, self.build_snapshot(epoch_count), self.monitor)
         return kept
 
     def fits_empty(self, demand_units: UnitCounts) -> bool:
@@ -365,10 +366,12 @@ class ChainAllocator:
             try:
                 self.bands[index].release(virtual)
             except OperationError as error:
-                name = misfreed_name(self.lifetimes[index], virtual)
+                name = chain_checks.misfreed_name(self.lifetimes[index], virtual)
                 self.monitor.stop(name, error.message)
         if self.monitor.level >= CheckLevel.WARN:
-            check_released(self, freed)
+            for index, virtual in freed:
+                if index == self.owner_index:
+                    chain_checks.check_released(virtual, self._windows, self.monitor)
 
     def merge_freed(self) -> None:
         """Merge freed units into the ordered holes."""
@@ -408,9 +411,16 @@ class ChainAllocator:
 
         Invariants: those of this module and of its bands.
         """
-        if self.monitor.level >= CheckLevel.WARN:
-            is_strict = self.monitor.level is CheckLevel.STRICT
-            check_chain(self, deep=is_strict if deep is None else deep)
+        monitor = self.monitor
+        if monitor.level < CheckLevel.WARN:
+            return
+        chain_checks.check_spans(self.bands, self.geometry, monitor)
+        self.order.check()
+        kept = self.snapshot()
+        fresh = self.build_snapshot(kept.epoch_count)
+        chain_checks.check_answers(self.bands, kept, fresh, monitor)
+        if monitor.level is CheckLevel.STRICT if deep is None else deep:
+            chain_checks.check_maps(self.bands, self.owner, self._windows, monitor)
 
     # ---- inside ---------------------------------------------------------------------------------
 

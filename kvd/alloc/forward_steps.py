@@ -122,11 +122,7 @@ class ForwardSteps:
         """Check the counters: step.counters_ordered."""
         in_order = 0 <= self.processed_count <= self.retired_count <= self.launched_count
         newest = self.launched_count if self.in_flight_count else 0
-        if (
-            not in_order
-            or self.in_flight_count > STEPS_IN_FLIGHT_MAX
-            or self.pending_key != newest
-        ):
+        if not in_order or self.in_flight_count > STEPS_IN_FLIGHT_MAX or self.pending_key != newest:
             monitor.fail(
                 "step.counters_ordered",
                 f"{self.launched_count} steps are launched, {self.retired_count} retired and "

@@ -456,7 +456,12 @@ class RequestTable:
         monitor = self.chain.monitor
         is_strict = monitor.level is CheckLevel.STRICT
         if monitor.level >= CheckLevel.WARN and (is_strict if deep is None else deep):
-            check_requests(self)
+            check_requests(
+                self.names,
+                self.holdings,
+                context_tokens=self.context_tokens,
+                slotless_count=self.slotless_count,
+            )
             self.values.check()
 
     # ---- inside ---------------------------------------------------------------------------------
