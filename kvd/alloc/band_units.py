@@ -102,6 +102,11 @@ class BandUnits:
         self._inbox: list[Units] = []
 
     @property
+    def id_count(self) -> int:
+        """Return the size of the virtual space, id 0 included."""
+        return self._physical_of.size
+
+    @property
     def pending_units(self) -> int:
         """Return how many freed units a step in flight may still touch."""
         return self._pending.unit_count

@@ -8,7 +8,7 @@ difference ends the incarnation: nobody can tell which rank is right.
 from collections import deque
 from dataclasses import dataclass
 
-from kvd.alloc.checks import CheckLevel
+from kvd.alloc.checks import IDLE_LEAKS, CheckLevel
 from kvd.build import StageStorage
 from kvd.engine.books import books
 from kvd.engine.describe import describe_operation
@@ -18,6 +18,7 @@ from kvd.engine.log import LogRecord, StageLog
 from kvd.engine.shape import StageShape
 from kvd.engine.stage import DONE, StageEngine
 from kvd.engine.start import start_of
+from kvd.engine.watch import Watch
 from kvd.engine.what_if import what_if
 from kvd.errors import DivergenceError, OperationError, SessionError
 from kvd_proto.codec import (
@@ -97,8 +98,12 @@ class Incarnation:
         idle_moves_max: int = 0,
         batch_moves_max: int = 0,
         legacy: Legacy | None = None,
+        leaks_raise: bool = True,
     ) -> None:
-        """Start with an empty stage, or with what the incarnation before left on this memory."""
+        """Start with an empty stage, or with what the incarnation before left on this memory.
+
+        Without ``leaks_raise`` a leak that is found at idle is counted, in strict mode aside.
+        """
         legacy = legacy or Legacy(0)
         start_position = legacy.end_position
         self.number = number
@@ -126,7 +131,18 @@ class Incarnation:
         )
         if legacy.engine is not None:
             self._append(OWN_PROGRAM, 0, encode(TablesRewritten()), self.engine.bindings())
+        self.engine.monitor.counted = () if leaks_raise else IDLE_LEAKS
         self._endings = Endings(ranks, self.engine.uses.copies, self.engine.uses.transfers)
+        self.watch = Watch(
+            self.engine,
+            self.log,
+            self._endings,
+            applied=self.applied,
+            given=self.given,
+            confirmed=self.confirmed,
+        )
+        is_strict = self.engine.monitor.level is CheckLevel.STRICT
+        self._decide_one = self.watch.decide if is_strict else self.engine.decide
         self._end: IncarnationEnd | None = None
         self._gate_due = False
         """Whether something of the daemon's own is to enter the log at the next gate."""
@@ -164,6 +180,8 @@ class Incarnation:
         """Do what the newest batch left for after its reply."""
         self.engine.settle()
         self._prune()
+        if self.ended is None:
+            self.watch.settle()
 
     def confirm(self, rank: int, applied_position: int) -> None:
         """Take in how far a rank has applied; raises SessionError for an impossible position."""
@@ -312,6 +330,8 @@ class Incarnation:
         state.batches.append(record)
         if not wrong and any(isinstance(operation, Idle) for operation in operations):
             state.idle = True
+            if self._is_idle:
+                self.watch.note_idle()
             if self._gate_due:
                 self._pass_gate()
         return record
@@ -345,7 +365,7 @@ class Incarnation:
                 f"{operation.position}, the log ends at {self.log.end_position}",
                 code=ErrorCode.STEP_ORDER,
             )
-        return self.engine.decide(program, operation)
+        return self._decide_one(program, operation)
 
     def _compare_batch(
         self, state: Program, *, program: int, rank: int, index: int, body: bytes
@@ -415,8 +435,16 @@ class Incarnation:
     def _submit(self) -> None:
         """Have the daemon's own entries enter the log at the next gate, or now if all is idle."""
         self._gate_due = True
-        if all(program.idle for program in self._programs.values()):
+        if self._is_idle:
             self._pass_gate()
+            if self.ended is None:
+                self.engine.settle()
+                self.watch.check_idle()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Return whether no program launches anything before its next batch."""
+        return all(program.idle for program in self._programs.values())
 
     def _pass_gate(self) -> None:
         """Log the daemon's own entries; the end of the incarnation stands last."""

@@ -149,8 +149,21 @@ class StageEngine:
         finally:
             self.monitor.deciding = False
         if self.monitor.level is CheckLevel.STRICT:
-            self.requests.holdings.check()
+            self.check()
         return outcome
+
+    def check(self, *, deep: bool | None = None) -> None:
+        """Check the books, and if ``deep``, as always in strict mode, everything from its maps.
+
+        Raises InvariantError, or counts what is not fatal; see `kvd.alloc.checks`.
+        """
+        self.requests.check(deep=deep)
+        self.chain.order.check_emitted()
+        if self.monitor.level is CheckLevel.STRICT if deep is None else deep:
+            self.uses.check()
+            self._lapses.check(self.monitor)
+            for standing in self._standing.values():
+                standing.check(self.requests)
 
     def settle(self) -> None:
         """Do what a batch's end owes: merge freed units into the ordered holes.
@@ -165,7 +178,7 @@ class StageEngine:
             epoch_count = self.requests.names.epoch_count
             if self.monitor.level is CheckLevel.WARN and self._checked_epoch_count != epoch_count:
                 self._checked_epoch_count = epoch_count
-                self.chain.check()
+                self.check()
 
     # ---- between incarnations -------------------------------------------------------------------
 
@@ -200,7 +213,10 @@ class StageEngine:
     def release(self, entry: Released) -> Outcome:
         """Take in what is over on every rank; it enters where the daemon's own entries may."""
         self.settle()  # what a batch's end owes comes first, as before every operation
-        return self.uses.release(entry)
+        outcome = self.uses.release(entry)
+        if self.monitor.level is CheckLevel.STRICT:
+            self.check()
+        return outcome
 
     def abort_step(self, step: int) -> None:
         """Take in one rank's word that it left a launch: what that step writes is unknown."""
