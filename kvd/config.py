@@ -191,6 +191,12 @@ class ServeSettings:
         "all after every operation; strict also has every rank compare its tables with the books "
         "at idle and before it leaves, and wait for its effects to do so",
     )
+    idle_leaks: Literal["raise", "count"] = setting(
+        "raise",
+        Choice(("raise", "count")),
+        "what a leak does that is found at level warn while a stage is idle: end the incarnation, "
+        "which frees all there is, or be counted and logged",
+    )
     metrics_host: str = setting(
         "127.0.0.1",
         Text("an address to listen on, as 127.0.0.1"),

@@ -310,6 +310,12 @@ CHECKS: tuple[Check, ...] = (
         protects="nobody is told to wait for memory that an idle arena does not have",
     ),
     Check(
+        name="idle.no_waiters",
+        level=CheckLevel.WARN,
+        fatal=False,
+        protects="nobody is forgotten: a stage is not idle while a request waits for it",
+    ),
+    Check(
         name="book.rows_match",
         protects="the client means the row that the daemon means",
         side=Side.CLIENT,

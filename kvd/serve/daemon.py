@@ -257,6 +257,7 @@ def group_settings(
             kv_dtype=sizing.kv_dtype,
         ),
         level=CheckLevel[serve.check_level.upper()],
+        leaks_raise=serve.idle_leaks == "raise",
         ring_entry_count_max=serve.log_ring_count,
         lag_entry_count_max=serve.rank_lag_count_max,
         idle_moves_max=serve.idle_move_units_max,

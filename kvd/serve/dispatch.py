@@ -12,7 +12,7 @@ from time import perf_counter_ns
 
 from kvd.engine.incarnation import Incarnation
 from kvd.errors import DivergenceError, InvariantError, SessionError
-from kvd.serve.group import GroupSettings, Running, Session
+from kvd.serve.group import Group, GroupSettings, Running, Session
 from kvd.serve.lobby import Lobby, Send
 from kvd.serve.memory import DescriptorKeeper
 from kvd.serve.timing import CoreTimes
@@ -51,7 +51,7 @@ class Dispatcher:
         self._send = send
         self._log = log
         self._parked: list[Parked] = []
-        self._unsettled: Incarnation | None = None
+        self._unsettled: tuple[Group, Incarnation] | None = None
 
     # ---- messages -------------------------------------------------------------------------------
 
@@ -87,10 +87,19 @@ class Dispatcher:
 
     def after_send(self) -> None:
         """Do what the newest batch left for after its reply, and wake who waited for it."""
-        incarnation = self._unsettled
-        if incarnation is not None:
-            self._unsettled = None
+        if self._unsettled is None:
+            return
+        group, incarnation = self._unsettled
+        self._unsettled = None
+        try:
             incarnation.settle()
+        except InvariantError as error:
+            self.lobby.end_group(group, error.message, code=error.code)
+        news = incarnation.engine.monitor.news
+        if news:
+            for line in news:
+                self._log(f"event=check_broken group={group.name} said={line!r}")
+            news.clear()
 
     def refuse(self, identity: bytes, token: int, error: KvdError, *, index: int = 0) -> None:
         """Answer a message with an error and count it; ``index`` says which message it was."""
@@ -140,7 +149,7 @@ class Dispatcher:
         )
         self.core_times.add(perf_counter_ns() - started_ns)
         self._send(session.identity, answer, reply)
-        self._unsettled = incarnation
+        self._unsettled = session.group, incarnation
         if running.has_followers:
             self._wake_followers(running, stage)
         if self._parked:

@@ -119,9 +119,50 @@ def record(
     return Recording(storage, bodies, setup_count)
 
 
-def replay(recording: Recording) -> Times:
-    """Decide the recorded batches on a fresh core; return the nanoseconds of those measured."""
-    incarnation = _incarnation(recording.storage)
+def measure_levels(
+    *, requests_count: int, page_tokens: int, steps_count: int, seed_index: int
+) -> list[Figure]:
+    """Return what a decode step takes at each level of checks, reply and all that is due behind it.
+
+    The levels take turns, so that whatever else the machine does meets all of them alike.
+    """
+    recording = record(
+        requests_count=requests_count,
+        page_tokens=page_tokens,
+        steps_count=steps_count,
+        seed_index=seed_index,
+    )
+    found: dict[CheckLevel, list[Times]] = {level: [] for level in CheckLevel}
+    for _ in range(REPEAT_COUNT):
+        for level, times in found.items():
+            times.append(replay(recording, level=level, settled=True))
+    medians = {
+        level: min(percentile_us(each, 50) for each in times) for level, times in found.items()
+    }
+    name = f"page{page_tokens}_checks"
+    figures = [
+        Figure(f"{name}_{level.word}_step_p50", median, "us") for level, median in medians.items()
+    ]
+    for level in (CheckLevel.WARN, CheckLevel.STRICT):
+        ratio = medians[level] / medians[CheckLevel.OFF]
+        figures.append(Figure(f"{name}_{level.word}_ratio", ratio, "x off"))
+    means = {
+        level: min(float(np.mean(each)) for each in times) / 1000 for level, times in found.items()
+    }
+    figures += [
+        Figure(f"{name}_{level.word}_step_mean", mean, "us") for level, mean in means.items()
+    ]
+    return figures
+
+
+def replay(
+    recording: Recording, *, level: CheckLevel = CheckLevel.WARN, settled: bool = False
+) -> Times:
+    """Decide the recorded batches on a fresh core; return the nanoseconds of those measured.
+
+    They end at the reply or, ``settled``, with what is done behind it.
+    """
+    incarnation = _incarnation(recording.storage, level=level)
     times: list[int] = []
     gc.collect()
     gc.freeze()
@@ -129,9 +170,10 @@ def replay(recording: Recording) -> Times:
         index = incarnation.next_index(0)
         started_ns = perf_counter_ns()
         incarnation.batch(rank=0, program=0, index=index, body=body)
-        times.append(perf_counter_ns() - started_ns)
+        replied_ns = perf_counter_ns()
         # As in the daemon: behind the reply, and the rank has applied it before it asks again.
         incarnation.settle()
+        times.append((perf_counter_ns() if settled else replied_ns) - started_ns)
         incarnation.confirm(0, incarnation.log.end_position)
     return np.array(times[recording.setup_count :], dtype=np.int64)
 
@@ -191,12 +233,12 @@ def _reply_bytes(recording: Recording) -> int:
     return int(np.median(sizes[recording.setup_count :]))
 
 
-def _incarnation(storage: StageStorage) -> Incarnation:
+def _incarnation(storage: StageStorage, *, level: CheckLevel = CheckLevel.WARN) -> Incarnation:
     return Incarnation(
         storage,
         number=1,
         ranks=(0,),
-        level=CheckLevel.WARN,
+        level=level,
         ring_entries_max=RING_ENTRIES,
         lag_entries_max=RING_ENTRIES,
     )
