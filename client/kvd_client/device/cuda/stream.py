@@ -179,8 +179,8 @@ class CudaStream:
         self._check_usable()
         if not poll(lambda: passed(lane.values().submitted, number), timeout_ms):
             raise DeviceError(
-                f"fence.submitted: number {number} of lane {lane.lane_index} was not submitted within "
-                f"{timeout_ms} ms; {lane.values().submitted} was",
+                f"fence.submitted: number {number} of lane {lane.lane_index} was not submitted "
+                f"within {timeout_ms} ms; {lane.values().submitted} was",
                 code=ErrorCode.TIMED_OUT,
             )
         with self._order:
