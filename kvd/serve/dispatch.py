@@ -15,6 +15,7 @@ from kvd.errors import DivergenceError, InvariantError, SessionError
 from kvd.serve.group import GroupSettings, Running, Session
 from kvd.serve.lobby import Lobby, Send
 from kvd.serve.memory import DescriptorKeeper
+from kvd.serve.recorder import Recorder
 from kvd.serve.timing import CoreTimes
 from kvd_proto.codec import decode_control, decode_header, encode
 from kvd_proto.control import Ack, Books, ErrorReply, Header, MessageKind, WhatIf
@@ -42,8 +43,17 @@ class Dispatcher:
         keeper: DescriptorKeeper,
         send: Send,
         log: Callable[[str], None],
+        recorder: Recorder | None = None,
     ) -> None:
-        self.lobby = Lobby(loop, settings=settings, keeper=keeper, send=send, log=log, owner=self)
+        self.lobby = Lobby(
+            loop,
+            settings=settings,
+            keeper=keeper,
+            send=send,
+            log=log,
+            owner=self,
+            recorder=recorder,
+        )
         self.core_times = CoreTimes()
         self.error_counts: dict[str, int] = {}
         self._loop = loop
@@ -52,6 +62,7 @@ class Dispatcher:
         self._log = log
         self._parked: list[Parked] = []
         self._unsettled: Incarnation | None = None
+        self._recorder = recorder
 
     # ---- messages -------------------------------------------------------------------------------
 
@@ -90,6 +101,8 @@ class Dispatcher:
         incarnation = self._unsettled
         if incarnation is not None:
             self._unsettled = None
+            if self._recorder is not None:
+                self._recorder.look(incarnation)
             incarnation.settle()
 
     def refuse(self, identity: bytes, token: int, error: KvdError, *, index: int = 0) -> None:

@@ -9,14 +9,27 @@ answers are compared. In a process of its own it speaks the same over two pipes
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from kvd.engine.snap import StageSnap
 from kvd.errors import FileError
 from kvd.trace.forms import Form
-from kvd.trace.records import AnyEntered, AnyRecord, End, Ext, Gap, Gate, Head, Op, Res, Snap
+from kvd.trace.records import (
+    AnyEntered,
+    AnyRecord,
+    End,
+    Ext,
+    Gap,
+    Gate,
+    Head,
+    Op,
+    Res,
+    Snap,
+    Source,
+    source_of,
+)
 
 UNKNOWN: Form = {}
 """The answer of an allocator that does not know an operation; it is compared with nothing."""
@@ -61,10 +74,10 @@ Event: TypeAlias = BatchEvent | FactEvent | StopEvent
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What entered a log, and what was decided about it."""
 
-    source: Literal["op", "ext", "gate"]
+    source: Source
     type: str
     answer: Form
-    i: int = 0
+    position: int = 0
     """Position in the log; 0 where the allocator has none."""
     digest: str = ""
     """Of the whole entry; empty for an allocator that is no build of kvd."""
@@ -134,20 +147,20 @@ class Script:
         entered: AnyEntered | None = None
         for record in self._records:
             if isinstance(record, (Op, Ext, Gate)):
-                if entered is not None or record.i != position + 1:
+                if entered is not None or record.position != position + 1:
                     raise FileError(
-                        f"entry {record.i} stands behind entry {position}; a trace has every entry "
-                        f"once, each with its res"
+                        f"entry {record.position} stands behind entry {position}; a trace has "
+                        f"every entry once, each with its res"
                     )
-                entered, position = record, record.i
+                entered, position = record, record.position
             elif isinstance(record, Res):
-                if entered is None or record.i != position:
-                    raise FileError(f"the res of entry {record.i} does not stand behind it")
+                if entered is None or record.position != position:
+                    raise FileError(f"the res of entry {record.position} does not stand behind it")
                 yield from self._take(entered, record)
                 entered = None
             elif isinstance(record, Snap):
-                if self._held is None or record.i != position:
-                    raise FileError(f"the snap behind entry {record.i} is inside a batch")
+                if self._held is None or record.position != position:
+                    raise FileError(f"the snap behind entry {record.position} is inside a batch")
                 self._held = msgspec.structs.replace(self._held, snap=record.snap)
             elif isinstance(record, (End, Gap)):
                 yield from self._release()
@@ -158,13 +171,11 @@ class Script:
         yield from self._release()
 
     def _take(self, entered: AnyEntered, res: Res) -> Iterator[Recorded]:
-        source: Literal["op", "ext", "gate"]
-        source = "op" if isinstance(entered, Op) else "ext" if isinstance(entered, Ext) else "gate"
         decision = Decision(
-            source=source,
+            source=source_of(entered),
             type=entered.type,
             answer=res.answer,
-            i=res.i,
+            position=res.position,
             digest=res.digest,
             outcome=res.outcome,
         )

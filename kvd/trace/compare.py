@@ -6,14 +6,24 @@ Answers only means what a scheduler is told: verdicts, counts and refusals, oper
 because two allocators may rightly choose different units (semantics 11.5).
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from kvd.engine.snap import StageSnap
-from kvd.trace.adapter import Adapter, BatchEvent, Decision, Event, FactEvent, Recorded
+from kvd.trace.adapter import (
+    Adapter,
+    AdapterMaker,
+    BatchEvent,
+    Decision,
+    Event,
+    FactEvent,
+    Recorded,
+    Script,
+)
 from kvd.trace.forms import Form, logical
 from kvd.trace.records import Head
 from kvd_proto.errors import KvdError
@@ -22,7 +32,9 @@ MISSING: Final = "nothing"
 """Stands where one side has a field or an entry that the other has not."""
 BEFORE: Final = "before the first event"
 
-Plain: TypeAlias = "Form | list[Any] | str | int | bool | None"
+Plain: TypeAlias = Form | list[Any] | str | int | bool | None
+Difference: TypeAlias = tuple[str, Plain, Plain]
+"""Path of a field, and what both sides have there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +53,37 @@ class Divergence:
     right: Plain
     left_decision: Form | None
     right_decision: Form | None
-    snap: StageSnap | None
-    """The last state that both had."""
-    snap_position: int
-    """Position behind which that was; 0 if there was none."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class CommonState:
+    """Where both sides stood at some time."""
+
+    event_count: int
+    """Events before it."""
+    position: int
+    snap: StageSnap
+    name: str
+    """Whose it is: of both, or of the only side that could tell."""
+
+
 class Comparison:
     """How far two sides went together."""
 
-    event_count: int = 0
-    decision_count: int = 0
-    """Decisions that were compared and equal."""
-    unknown_count: int = 0
-    """Decisions that one side did not know, which are compared with nothing."""
-    snap_count: int = 0
-    position: int = 0
-    ending: str | None = None
-    """How the recording ended, if it says so."""
-    divergence: Divergence | None = None
-    last_snap: StageSnap | None = field(default=None, repr=False)
-    last_snap_position: int = 0
+    def __init__(self) -> None:
+        self.event_count = 0
+        self.decision_count = 0
+        """Decisions that were compared and equal."""
+        self.unknown_count = 0
+        """Decisions that one side did not know, which are compared with nothing."""
+        self.snap_count = 0
+        """States that were compared and equal."""
+        self.position = 0
+        self.ending: str | None = None
+        """How the recording ended, if it says so."""
+        self.divergence: Divergence | None = None
+        self.state: CommonState | None = None
+        """The last one that both had."""
 
 
 class Comparer:
@@ -74,10 +95,13 @@ class Comparer:
         self._right = right
         self._answers_only = answers_only
 
-    def run(self, head: Head, events: Iterable[Recorded], *, snap_every: int = 0) -> Comparison:
+    def run(
+        self, head: Head, events: Iterable[Recorded], *, snap_every: int = 0, snap_from: int = 0
+    ) -> Comparison:
         """Play a script to its end or to the first difference.
 
-        Snaps are compared where the script has one, and behind every ``snap_every`` events.
+        States are compared where the script has a snap, and from the event ``snap_from`` on behind
+        every ``snap_every`` events.
         """
         self._compare(-1, None, *(self._asked(side, head, None) for side in self._sides))
         for item in events:
@@ -91,7 +115,8 @@ class Comparer:
             asked = [self._asked(side, head, item.event) for side in self._sides]
             self._compare(index, item.event, *asked)
             self.result.event_count += 1
-            due = snap_every and self.result.event_count % snap_every == 0
+            done = index + 1
+            due = snap_every and done >= snap_from and done % snap_every == 0
             if self.result.divergence is None and (item.snap is not None or due):
                 self._compare_snaps(index)
         return self.result
@@ -127,23 +152,26 @@ class Comparer:
                 found = self._difference(mine, other)
                 if found is None:
                     self.result.decision_count += 1
-                    self.result.position = max(self.result.position, mine.i, other.i)
+                    self.result.position = max(self.result.position, mine.position, other.position)
                     continue
             else:
                 found = "", _shown(mine), _shown(other)
             self._diverge(index, _what(event, mine or other, place), mine, other, found)
             return
 
-    def _difference(self, left: Decision, right: Decision) -> "tuple[str, Plain, Plain] | None":
+    def _difference(self, left: Decision, right: Decision) -> Difference | None:
         if self._answers_only:
             return first_difference(logical(left.answer), logical(right.answer))
-        if left.digest and (left.digest, left.i) == (right.digest, right.i):
+        if left.digest and (left.digest, left.position) == (right.digest, right.position):
             return None
         return first_difference(_comparable(left), _comparable(right))
 
     def _compare_snaps(self, index: int) -> None:
         left, right = self._left.snap(), self._right.snap()
         if left is None or right is None:
+            known, side = (left, self._left) if left is not None else (right, self._right)
+            if known is not None:
+                self._note_state(index, known, side.name)
             return
         if self._answers_only:
             forms = _counts(left), _counts(right)
@@ -152,10 +180,12 @@ class Comparer:
         found = first_difference(*forms)
         if found is None:
             self.result.snap_count += 1
-            self.result.last_snap = left
-            self.result.last_snap_position = self.result.position
+            self._note_state(index, left, "both")
             return
         self._diverge(index, "snap", None, None, found)
+
+    def _note_state(self, index: int, snap: StageSnap, name: str) -> None:
+        self.result.state = CommonState(index + 1, self.result.position, snap, name)
 
     def _diverge(
         self,
@@ -163,9 +193,9 @@ class Comparer:
         what: str,
         left: Decision | None,
         right: Decision | None,
-        found: "tuple[str, Plain, Plain]",
+        found: Difference,
     ) -> None:
-        positions = [item.i for item in (left, right) if item is not None]
+        positions = [item.position for item in (left, right) if item is not None]
         self.result.divergence = Divergence(
             event_index=index,
             position=max(positions, default=self.result.position),
@@ -175,12 +205,47 @@ class Comparer:
             right=found[2],
             left_decision=None if left is None else _comparable(left),
             right_decision=None if right is None else _comparable(right),
-            snap=self.result.last_snap,
-            snap_position=self.result.last_snap_position,
         )
 
 
-def first_difference(left: Plain, right: Plain, path: str = "") -> "tuple[str, Plain, Plain] | None":
+def compare(
+    open_script: Callable[[], Script],
+    left: AdapterMaker,
+    right: AdapterMaker,
+    *,
+    answers_only: bool = False,
+    snap_every: int = 0,
+) -> Comparison:
+    """Play a script on two sides; raises FileError for a script that cannot be read.
+
+    Once they have decided something differently they are made anew and play it again up to there,
+    with their states looked at behind every event: either those differ before, which is then the
+    first difference, or the state just before it is told.
+    """
+    result = _played(open_script(), left, right, answers_only, snap_every, 0)
+    if result.divergence is None:
+        return result
+    seen_count = 0 if result.state is None else result.state.event_count
+    return _played(open_script(), left, right, answers_only, 1, seen_count)
+
+
+def _played(
+    script: Script,
+    make_left: AdapterMaker,
+    make_right: AdapterMaker,
+    answers_only: bool,
+    snap_every: int,
+    snap_from: int,
+) -> Comparison:
+    with ExitStack() as stack:
+        left, right = make_left(), make_right()
+        stack.callback(left.close)
+        stack.callback(right.close)
+        comparer = Comparer(left, right, answers_only=answers_only)
+        return comparer.run(script.head, script, snap_every=snap_every, snap_from=snap_from)
+
+
+def first_difference(left: Plain, right: Plain, path: str = "") -> Difference | None:
     """Return the path of the first difference of two documents, and both sides there."""
     if isinstance(left, dict) and isinstance(right, dict):
         for name in dict.fromkeys((*left, *right)):
@@ -190,7 +255,8 @@ def first_difference(left: Plain, right: Plain, path: str = "") -> "tuple[str, P
                 return found
         return None
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        mine, other = list(cast("list[Any]", left)), list(cast("list[Any]", right))
+        mine: list[Any] = list(left)
+        other: list[Any] = list(right)
         for place in range(max(len(mine), len(other))):
             found = first_difference(
                 mine[place] if place < len(mine) else MISSING,
@@ -210,7 +276,7 @@ def _answers(decisions: Sequence[Decision]) -> list[Decision]:
 def _comparable(decision: Decision) -> Form:
     """Return a decision as a document; the digest stands last, because it explains nothing."""
     form: Form = {
-        "i": decision.i,
+        "i": decision.position,
         "source": decision.source,
         "type": decision.type,
         "answer": decision.answer,
@@ -223,8 +289,8 @@ def _comparable(decision: Decision) -> Form:
 def _counts(snap: StageSnap) -> Form:
     """Return what two allocators have to agree on in a snap."""
     return {
-        "requests": snap.requests,
-        "bands": [{"name": band.name, "live": band.live} for band in snap.bands],
+        "request_count": snap.request_count,
+        "bands": [{"name": band.name, "live_units": band.live_units} for band in snap.bands],
     }
 
 

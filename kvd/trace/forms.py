@@ -107,7 +107,7 @@ def message_of(kind: str, form: Form) -> msgspec.Struct:
 
 
 def _array_form(encoded: bytes, dtype: str) -> object:
-    """Return a packed array; ids as runs, counts as they are, and what is neither as hexadecimal."""
+    """Return a packed array: ids as runs, counts as they are, what is neither as hexadecimal."""
     if len(encoded) % np.dtype(dtype).itemsize:
         return {"hex": encoded.hex()}
     numbers = np.frombuffer(encoded, dtype=dtype).tolist()
@@ -226,7 +226,7 @@ LOGICAL_FIELDS: Final = (
 
 def logical(answer: Form) -> Form:
     """Return the part of an answer that does not depend on which unit was chosen."""
-    kept = {name: answer[name] for name in LOGICAL_FIELDS if name in answer}
+    kept: Form = {name: answer[name] for name in LOGICAL_FIELDS if name in answer}
     if "refusals" in answer:
         kept["refusals"] = [
             {"request": refusal["request"], "reason": refusal["reason"]}

@@ -18,7 +18,7 @@ whole entry, so equal digests mean the same decision bit for bit.
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -40,8 +40,21 @@ from kvd_proto.outcomes import FACT_PROGRAM, OWN_PROGRAM
 FORMAT: Final = "kvd.trace/1"
 
 
+class _Beginning(msgspec.Struct, frozen=True):
+    """What any version of a trace says first."""
+
+    record: str
+    format: str
+
+
 class Record(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="record", omit_defaults=True, gc=False
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="record",
+    omit_defaults=True,
+    gc=False,
+    rename={"position": "i"},
 ):
     """Base of all records."""
 
@@ -49,7 +62,7 @@ class Record(
 class Head(Record, frozen=True, kw_only=True, tag="head"):
     """First record of every trace."""
 
-    format: str = FORMAT
+    format: str
     build: str
     group: str = ""
     start: IncarnationStart
@@ -58,7 +71,7 @@ class Head(Record, frozen=True, kw_only=True, tag="head"):
 class Entered(Record, frozen=True, kw_only=True):
     """Base of what enters the log at a position."""
 
-    i: int
+    position: int
     type: str
     args: Form = {}
     body: str | None = None
@@ -71,7 +84,7 @@ class Entered(Record, frozen=True, kw_only=True):
         try:
             return bytes.fromhex(self.body)
         except ValueError as error:
-            raise FileError(f"body of entry {self.i} is not hexadecimal: {error}") from error
+            raise FileError(f"body of entry {self.position} is not hexadecimal: {error}") from error
 
 
 class Op(Entered, frozen=True, kw_only=True, tag="op"):
@@ -94,7 +107,7 @@ class Gate(Entered, frozen=True, kw_only=True, tag="gate"):
 class Res(Record, frozen=True, kw_only=True, tag="res"):
     """What the entry before it decided."""
 
-    i: int
+    position: int
     answer: Form
     outcome: Form | None = None
     """None for one without columns and effects whose result the answer tells."""
@@ -104,26 +117,27 @@ class Res(Record, frozen=True, kw_only=True, tag="res"):
 class Snap(Record, frozen=True, kw_only=True, tag="snap"):
     """Where the stage stands behind entry ``i``, the last of a batch."""
 
-    i: int
+    position: int
     snap: StageSnap
 
 
 class End(Record, frozen=True, kw_only=True, tag="end"):
     """Nothing follows, and nothing is missing."""
 
-    i: int
+    position: int
     cause: str
 
 
 class Gap(Record, frozen=True, kw_only=True, tag="gap"):
     """Nothing follows, though the log went on."""
 
-    i: int
+    position: int
     reason: str
 
 
 AnyRecord: TypeAlias = Head | Op | Ext | Gate | Res | Snap | End | Gap
 AnyEntered: TypeAlias = Op | Ext | Gate
+Source: TypeAlias = Literal["op", "ext", "gate"]
 
 _decoder = msgspec.json.Decoder(AnyRecord)
 _encoder = msgspec.json.Encoder()
@@ -139,7 +153,7 @@ def records_of(position: int, logged: LogRecord) -> tuple[AnyEntered, Res]:
     outcome = decode_entry(logged.entry).outcome
     has_more = bool(outcome.lengths or outcome.segments)
     return entered_of(position, logged.program, logged.index, logged.body), Res(
-        i=position,
+        position=position,
         answer=answer_of(outcome),
         outcome=outcome_form(outcome) if has_more else None,
         digest=entry_digest(logged.entry),
@@ -157,22 +171,22 @@ def entered_of(position: int, program: int, index: int, body: bytes) -> AnyEnter
     kind, args = type_of(message), form_of(message)
     exact = None if encode(message_of(kind, args)) == body else body.hex()
     if program == FACT_PROGRAM:
-        return Ext(i=position, type=kind, args=args, body=exact, rank=index)
+        return Ext(position=position, type=kind, args=args, body=exact, rank=index)
     if program == OWN_PROGRAM:
-        return Gate(i=position, type=kind, args=args, body=exact)
-    return Op(i=position, type=kind, args=args, body=exact, program=program, index=index)
+        return Gate(position=position, type=kind, args=args, body=exact)
+    return Op(position=position, type=kind, args=args, body=exact, program=program, index=index)
 
 
-def program_of(entered: AnyEntered) -> tuple[int, int]:
-    """Return the program and the index that stand in the entry of a record."""
+def source_of(entered: AnyEntered) -> Source:
+    """Return who put something into the log: a program, a rank or the daemon."""
     if isinstance(entered, Op):
-        return entered.program, entered.index
-    return (FACT_PROGRAM, entered.rank) if isinstance(entered, Ext) else (OWN_PROGRAM, 0)
+        return "op"
+    return "ext" if isinstance(entered, Ext) else "gate"
 
 
-def write_record(stream: BinaryIO, record: Record) -> None:
-    """Write a record as one line."""
-    stream.write(_encoder.encode(record) + b"\n")
+def encode_record(record: Record) -> bytes:
+    """Return a record as one line."""
+    return _encoder.encode(record) + b"\n"
 
 
 def decode_record(line: bytes) -> AnyRecord:
@@ -190,20 +204,20 @@ def read_lines(lines: Iterable[bytes], *, name: str) -> Iterator[AnyRecord]:
     """
     first = True
     for number, line in enumerate(lines, 1):
+        if first:
+            _check_beginning(line, name)
         if not line.endswith(b"\n"):
-            return
+            break
         try:
             record = decode_record(line)
         except FileError as error:
             raise FileError(f"{name}, line {number}: {error.message}") from error
         if first != isinstance(record, Head):
             raise FileError(f"{name}, line {number}: a trace has one head, as its first record")
-        if isinstance(record, Head) and record.format != FORMAT:
-            raise FileError(f"{name} has format {record.format}; this build reads {FORMAT}")
         first = False
         yield record
     if first:
-        raise FileError(f"{name} is empty; a trace begins with its head")
+        raise FileError(f"{name} has no whole head, with which a trace begins; it is empty or cut")
 
 
 def read_trace(path: Path) -> Iterator[AnyRecord]:
@@ -213,3 +227,15 @@ def read_trace(path: Path) -> Iterator[AnyRecord]:
             yield from read_lines(stream, name=str(path))
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _check_beginning(line: bytes, name: str) -> None:
+    """Raise FileError for what is no trace, or one of another version."""
+    if not line.endswith(b"\n"):
+        return
+    try:
+        found = msgspec.json.decode(line, type=_Beginning)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"{name} is no trace; it begins with {line[:40]!r}") from error
+    if found.format != FORMAT:
+        raise FileError(f"{name} has format {found.format!r}; this build reads {FORMAT}")

@@ -9,7 +9,7 @@ from kvd.engine.start import IncarnationStart
 from kvd.errors import FileError
 from kvd.trace.adapter import Asked, BatchEvent, Decision, Event, FactEvent
 from kvd.trace.forms import message_of
-from kvd.trace.records import Head, records_of
+from kvd.trace.records import Head, records_of, source_of
 from kvd_proto.codec import encode, join_batch
 
 
@@ -17,7 +17,7 @@ def incarnation_of(start: IncarnationStart, *, ring_entries_max: int = 0) -> Inc
     """Return the incarnation that begins here."""
     return Incarnation(
         start.shape,
-        number=start.number,
+        number=start.incarnation,
         ranks=start.ranks,
         level=start.level,
         ring_entries_max=ring_entries_max,
@@ -93,13 +93,11 @@ class StageAdapter:
 def decision_of(position: int, logged: LogRecord) -> Decision:
     """Return an entry of the log as what an adapter answers."""
     entered, res = records_of(position, logged)
-    tag = entered.__struct_config__.tag
-    assert tag in ("op", "ext", "gate")
     return Decision(
-        source=tag,
+        source=source_of(entered),
         type=entered.type,
         answer=res.answer,
-        i=position,
+        position=position,
         digest=res.digest,
         outcome=res.outcome,
     )
