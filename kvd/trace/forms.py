@@ -7,10 +7,13 @@ somebody wrote the message in another way, which the record then carries (`kvd.t
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import cache
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
+from msgspec.structs import FieldInfo
 
 from kvd.engine.describe import ID_FIELDS
 from kvd.errors import FileError
@@ -33,6 +36,7 @@ from kvd_proto.outcomes import (
 
 Form: TypeAlias = dict[str, Any]
 Runs: TypeAlias = list[list[int]]
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 _COUNTS: Final = "<i4"
 _TYPES: Final[dict[str, type[msgspec.Struct]]] = {
@@ -41,14 +45,14 @@ _TYPES: Final[dict[str, type[msgspec.Struct]]] = {
 }
 
 
-def runs_of(ids: Sequence[int]) -> Runs:
+def runs_of(ids: Ints) -> Runs:
     """Return ids as runs of consecutive ones, in their order."""
-    runs: Runs = []
-    for number in ids:
-        if runs and number == runs[-1][0] + runs[-1][1]:
-            runs[-1][1] += 1
-        else:
-            runs.append([number, 1])
+    if not ids.size:
+        return []
+    edges = (np.diff(ids) != 1).nonzero()[0] + 1
+    starts = np.concatenate(([0], edges))
+    counts = np.diff(np.concatenate((starts, [ids.size])))
+    runs: Runs = np.stack((ids[starts], counts), axis=1).tolist()
     return runs
 
 
@@ -65,10 +69,16 @@ def type_of(message: msgspec.Struct) -> str:
     return str(message.__struct_config__.tag)
 
 
+@cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
+    """Return the fields of a message; asked for all the time, and slow to find out."""
+    return msgspec.structs.fields(kind)
+
+
 def form_of(message: msgspec.Struct) -> Form:
     """Return the fields of an operation, fact or own entry that are not at their defaults."""
     form: Form = {}
-    for field in msgspec.structs.fields(message):
+    for field in _fields(type(message)):
         value = getattr(message, field.name)
         if field.default is not msgspec.NODEFAULT and value == field.default:
             continue
@@ -92,7 +102,7 @@ def message_of(kind: str, form: Form) -> msgspec.Struct:
     found = _TYPES.get(kind)
     if found is None:
         raise FileError(f"{kind!r} is no operation, fact or entry")
-    fields = {field.name: field for field in msgspec.structs.fields(found)}
+    fields = {field.name: field for field in _fields(found)}
     values: dict[str, object] = {}
     for name, value in form.items():
         if name not in fields:
@@ -110,8 +120,8 @@ def _array_form(encoded: bytes, dtype: str) -> object:
     """Return a packed array: ids as runs, counts as they are, what is neither as hexadecimal."""
     if len(encoded) % np.dtype(dtype).itemsize:
         return {"hex": encoded.hex()}
-    numbers = np.frombuffer(encoded, dtype=dtype).tolist()
-    return numbers if dtype == _COUNTS else runs_of(numbers)
+    numbers: Ints = np.frombuffer(encoded, dtype=dtype).astype(np.int64)
+    return numbers.tolist() if dtype == _COUNTS else runs_of(numbers)
 
 
 def _value(name: str, value: object, kind: object) -> object:
@@ -151,10 +161,12 @@ def outcome_form(outcome: Outcome) -> Form:
     return form
 
 
-def columns_of(outcome: Outcome) -> list[list[int]]:
+def columns_of(outcome: Outcome) -> list[Ints]:
     """Return the numbers of every column."""
-    numbers = np.frombuffer(outcome.columns, dtype=_COUNTS).tolist()
-    columns: list[list[int]] = []
+    if not outcome.lengths:
+        return []
+    numbers: Ints = np.frombuffer(outcome.columns, dtype=_COUNTS).astype(np.int64)
+    columns: list[Ints] = []
     start = 0
     for length in outcome.lengths:
         columns.append(numbers[start : start + length])
@@ -170,7 +182,10 @@ def answer_of(outcome: Outcome) -> Form:
     result, columns = outcome.result, columns_of(outcome)
 
     def column(index: int) -> list[int]:
-        return [] if index == NO_COLUMN else columns[index]
+        return [] if index == NO_COLUMN else columns[index].tolist()
+
+    def size(index: int) -> int:
+        return 0 if index == NO_COLUMN else columns[index].size
 
     if isinstance(result, AdmitResult):
         return {
@@ -179,21 +194,21 @@ def answer_of(outcome: Outcome) -> Form:
             "new_tokens": column(result.new_tokens),
             "chunk_tokens": column(result.chunk_tokens),
             "refusals": [_refusal(refusal) for refusal in result.refusals],
-            "pages": len(column(result.virtual)),
-            "retracted": len(column(result.retracted)),
+            "pages": size(result.virtual),
+            "retracted": size(result.retracted),
         }
     if isinstance(result, TakeResult):
         return {
             "answer": "taken",
-            "pages": len(column(result.virtual)),
-            "retracted": len(column(result.retracted)),
+            "pages": size(result.virtual),
+            "retracted": size(result.retracted),
         }
     if isinstance(result, Refusal):
         return {"answer": "refused", **_refusal(result)}
     if isinstance(result, Freed):
         return {"answer": "freed", "units": list(result.units)}
     if isinstance(result, Resolved):
-        return {"answer": "resolved", "units": [len(column(index)) for index in result.physical]}
+        return {"answer": "resolved", "units": [size(index) for index in result.physical]}
     if isinstance(result, Pump):
         return {"answer": "pump", "transfers": list(result.transfers)}
     if isinstance(result, ReleasedResult):
@@ -251,7 +266,7 @@ def _refusal(refusal: Refusal) -> Form:
 def _plain(message: msgspec.Struct) -> Form:
     """Return a result or an effect with its name, columns as numbers."""
     form: Form = {"type": type_of(message)}
-    for field in msgspec.structs.fields(message):
+    for field in _fields(type(message)):
         value = getattr(message, field.name)
         if isinstance(value, tuple):
             items = cast("tuple[object, ...]", value)
