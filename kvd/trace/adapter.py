@@ -122,6 +122,16 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """How the trace ends, if it does here; such a record has no event."""
 
 
+class Playable(Protocol):
+    """Events to be played: a recording, a scenario, or what a seed draws."""
+
+    head: Head
+
+    def __iter__(self) -> Iterator[Recorded]:
+        """Yield events in order."""
+        ...
+
+
 class Script:
     """The events of a trace, put together from its records one by one.
 

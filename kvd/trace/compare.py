@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from kvd.engine.snap import StageSnap
+from kvd.errors import FileError, WorkloadError
 from kvd.trace.adapter import (
     Adapter,
     AdapterMaker,
@@ -21,8 +22,8 @@ from kvd.trace.adapter import (
     Decision,
     Event,
     FactEvent,
+    Playable,
     Recorded,
-    Script,
 )
 from kvd.trace.forms import Form, logical
 from kvd.trace.records import Head
@@ -129,6 +130,8 @@ class Comparer:
         """Return what a side decides; an error of its own is an answer that can be compared."""
         try:
             return side.start(head) if event is None else side.feed(event)
+        except (FileError, WorkloadError):
+            raise  # a side that cannot play, which is no decision
         except KvdError as error:
             answer = {"answer": "error", "code": error.code.value, "message": error.message}
             return (Decision(source="op", type="error", answer=answer),)
@@ -209,7 +212,7 @@ class Comparer:
 
 
 def compare(
-    open_script: Callable[[], Script],
+    open_script: Callable[[], Playable],
     left: AdapterMaker,
     right: AdapterMaker,
     *,
@@ -230,7 +233,7 @@ def compare(
 
 
 def _played(
-    script: Script,
+    script: Playable,
     make_left: AdapterMaker,
     make_right: AdapterMaker,
     answers_only: bool,
