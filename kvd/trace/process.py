@@ -1,10 +1,10 @@
 """An allocator in a process of its own: what is asked and answered over its two pipes.
 
 Each message is one line of JSON. The process is sent ``start`` with the head of a trace, then
-``feed`` with one event after the other, and now and then ``snap`` or ``fits``; it answers every line
-with one, in order, and ends when its input does. ``{"error": {"code", "message"}}`` answers what
-cannot be decided. An allocator that is no build of kvd need not know snaps or ``fits``: it answers
-``{}``. This module as a program is this build behind such pipes.
+``feed`` with one event after the other, and now and then ``snap`` or ``fits``. It answers every
+line with one, in order, and ends when its input does. ``{"error": {"code", "message"}}`` answers
+what cannot be decided. An allocator that is no build of kvd need not know ``snap`` or ``fits``: it
+answers ``{}``. This module as a program is this build behind such pipes.
 
     > {"ask": "start", "head": {...}}
     < {"decisions": []}

@@ -31,8 +31,10 @@ def incarnation_of(start: IncarnationStart, *, ring_entries_max: int = 0) -> Inc
 class StageAdapter:
     """Decides with the engine of this build."""
 
-    def __init__(self, name: str = "kvd") -> None:
+    def __init__(self, name: str = "kvd", *, ring_entries_max: int = 0) -> None:
+        """Remember its name; ``ring_entries_max`` entries stay in the log for somebody to read."""
         self.name = name
+        self._ring_entries_max = ring_entries_max
         self._incarnation: Incarnation | None = None
         self._position = 0
 
@@ -44,7 +46,7 @@ class StageAdapter:
 
     def start(self, head: Head) -> Sequence[Decision]:
         """Build the stage anew from a head."""
-        self._incarnation = incarnation_of(head.start)
+        self._incarnation = incarnation_of(head.start, ring_entries_max=self._ring_entries_max)
         self._position = head.start.position
         return self._decided()
 
