@@ -24,21 +24,21 @@ class BandSnap(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     span: tuple[int, int]
-    live: int
-    holes: int
-    pending: int
-    promised: int
-    free_ids: int
+    live_units: int
+    hole_units: int
+    pending_units: int
+    promised_units: int
+    free_id_count: int
     """0 for a band that mints none."""
 
 
 class StageSnap(msgspec.Struct, frozen=True, kw_only=True):
     """A whole stage."""
 
-    requests: int
-    values: int
-    launched: int
-    processed: int
+    request_count: int
+    value_count: int
+    launched_count: int
+    processed_count: int
     bands: tuple[BandSnap, ...]
     digest: str
     """16 hexadecimal digits."""
@@ -49,10 +49,10 @@ def take_snap(engine: StageEngine) -> StageSnap:
     engine.settle()
     chain, steps = engine.chain, engine.steps
     return StageSnap(
-        requests=engine.requests.live_count,
-        values=len(engine.requests.values.of_number),
-        launched=steps.launched_count,
-        processed=steps.processed_count,
+        request_count=engine.requests.live_count,
+        value_count=len(engine.requests.values.of_number),
+        launched_count=steps.launched_count,
+        processed_count=steps.processed_count,
         bands=tuple(_band(band) for band in chain.bands),
         digest=f"{state_digest(engine):016x}",
     )
@@ -100,9 +100,9 @@ def _band(band: Band) -> BandSnap:
     return BandSnap(
         name=band.geometry.name,
         span=band.span,
-        live=band.live_units,
-        holes=band.hole_units,
-        pending=band.pending_units,
-        promised=band.promised_units,
-        free_ids=0 if band.free_ids is None else len(band.free_ids),
+        live_units=band.live_units,
+        hole_units=band.hole_units,
+        pending_units=band.pending_units,
+        promised_units=band.promised_units,
+        free_id_count=0 if band.free_ids is None else len(band.free_ids),
     )

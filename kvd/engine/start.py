@@ -20,17 +20,18 @@ from kvd.engine.stage import StageEngine
 class SurvivingValue(msgspec.Struct, frozen=True, kw_only=True):
     """A value of the incarnation before; ids in the order of its sequence."""
 
-    number: int
+    value_id: int
     pages: tuple[int, ...]
     bound: tuple[tuple[int, ...], ...]
     """Per band in chain order; empty but for windows: the pages that have a unit there."""
-    slot: int = 0
+    slot_index: int = 0
+    """Its virtual slot; 0 for none."""
 
 
 class Survivors(msgspec.Struct, frozen=True, kw_only=True):
     """All values that survived, and where their units lie."""
 
-    highest: int
+    highest_value_id: int
     """The highest number that any value ever had."""
     values: tuple[SurvivingValue, ...]
     physical: tuple[tuple[int, ...], ...]
@@ -40,7 +41,7 @@ class Survivors(msgspec.Struct, frozen=True, kw_only=True):
 class IncarnationStart(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that an incarnation's first decision may depend on."""
 
-    number: int
+    incarnation: int
     ranks: tuple[int, ...]
     check_level: Literal["off", "warn", "strict"]
     idle_moves_max: int
@@ -74,7 +75,7 @@ def start_of(
 ) -> IncarnationStart:
     """Return what an incarnation starts from; nothing of it was decided yet."""
     return IncarnationStart(
-        number=number,
+        incarnation=number,
         ranks=ranks,
         check_level=engine.monitor.level.word,
         idle_moves_max=engine.idle_moves_max,
@@ -90,16 +91,16 @@ def survivors_of(engine: StageEngine) -> Survivors:
     table = engine.requests.values
     bands = engine.chain.bands
     return Survivors(
-        highest=table.numbers.highest,
+        highest_value_id=table.numbers.highest,
         values=tuple(
             SurvivingValue(
-                number=number,
+                value_id=number,
                 pages=_ints(value.pages),
                 bound=tuple(
                     _ints(value.bound[index]) if index in value.bound else ()
                     for index in range(len(bands))
                 ),
-                slot=value.slot,
+                slot_index=value.slot,
             )
             for number, value in table.of_number.items()
         ),
@@ -110,12 +111,12 @@ def survivors_of(engine: StageEngine) -> Survivors:
 def _restore(engine: StageEngine, survivors: Survivors) -> None:
     windows = engine.chain.window_indices
     engine.requests.values.restore(
-        survivors.highest,
+        survivors.highest_value_id,
         {
-            value.number: Value(
+            value.value_id: Value(
                 pages=_units(value.pages),
                 bound={index: _units(value.bound[index]) for index in windows},
-                slot=value.slot,
+                slot=value.slot_index,
                 launched_count=0,
             )
             for value in survivors.values

@@ -15,6 +15,7 @@ from kvd.errors import DivergenceError, InvariantError, SessionError
 from kvd.serve.group import Group, GroupSettings, Running, Session
 from kvd.serve.lobby import Lobby, Send
 from kvd.serve.memory import DescriptorKeeper
+from kvd.serve.recorder import Recorder
 from kvd.serve.timing import CoreTimes
 from kvd_proto.codec import decode_control, decode_header, encode
 from kvd_proto.control import Ack, Books, ErrorReply, Header, MessageKind, WhatIf
@@ -42,8 +43,17 @@ class Dispatcher:
         keeper: DescriptorKeeper,
         send: Send,
         log: Callable[[str], None],
+        recorder: Recorder | None = None,
     ) -> None:
-        self.lobby = Lobby(loop, settings=settings, keeper=keeper, send=send, log=log, owner=self)
+        self.lobby = Lobby(
+            loop,
+            settings=settings,
+            keeper=keeper,
+            send=send,
+            log=log,
+            owner=self,
+            recorder=recorder,
+        )
         self.core_times = CoreTimes()
         self.error_counts: dict[str, int] = {}
         self._loop = loop
@@ -52,6 +62,7 @@ class Dispatcher:
         self._log = log
         self._parked: list[Parked] = []
         self._unsettled: tuple[Group, Incarnation] | None = None
+        self._recorder = recorder
 
     # ---- messages -------------------------------------------------------------------------------
 
@@ -92,6 +103,8 @@ class Dispatcher:
         group, incarnation = self._unsettled
         self._unsettled = None
         try:
+            if self._recorder is not None:
+                self._recorder.look(incarnation)
             incarnation.settle()
         except InvariantError as error:
             self.lobby.end_group(group, error.message, code=error.code)

@@ -22,11 +22,14 @@ def busy() -> Rank:
 
 def test_a_snap_counts_every_band() -> None:
     snap = take_snap(busy().world.engine)
-    assert (snap.requests, snap.values, snap.launched, snap.processed) == (1, 0, 1, 0)
-    counts = {band.name: (band.live, band.holes, band.pending) for band in snap.bands}
+    assert (snap.request_count, snap.value_count) == (1, 0)
+    assert (snap.launched_count, snap.processed_count) == (1, 0)
+    counts = {
+        band.name: (band.live_units, band.hole_units, band.pending_units) for band in snap.bands
+    }
     assert [live for live, _, _ in counts.values()] == [1, 4, 4, 4]
     assert [pending for _, _, pending in counts.values()] == [1, 2, 2, 2]
-    assert snap.bands[1].free_ids == 0
+    assert snap.bands[1].free_id_count == 0
     assert len(snap.digest) == 16
 
 

@@ -51,7 +51,7 @@ def again(start: IncarnationStart) -> Incarnation:
     start = msgspec.json.decode(msgspec.json.encode(start), type=IncarnationStart)
     return Incarnation(
         start.shape,
-        number=start.number,
+        number=start.incarnation,
         ranks=start.ranks,
         level=start.level,
         ring_entries_max=1000,
@@ -75,7 +75,7 @@ def replies(world: Incarnation) -> Iterator[bytes]:
 
 def test_a_start_says_everything_that_the_incarnation_was_given() -> None:
     start = following(Legacy(12)).start
-    assert (start.number, start.ranks, start.position) == (2, (0,), 12)
+    assert (start.incarnation, start.ranks, start.position) == (2, (0,), 12)
     assert (start.level, start.idle_moves_max, start.batch_moves_max) == (CheckLevel.STRICT, 5, 3)
     assert start.survivors is None
     assert start.legacy() == Legacy(12)
@@ -84,11 +84,11 @@ def test_a_start_says_everything_that_the_incarnation_was_given() -> None:
 def test_survivors_are_told_with_their_units() -> None:
     start = following(with_survivors()).start
     assert start.survivors is not None
-    assert start.survivors.highest == 9
-    assert [value.number for value in start.survivors.values] == [4, 9]
+    assert start.survivors.highest_value_id == 9
+    assert [value.value_id for value in start.survivors.values] == [4, 9]
     assert [len(value.pages) for value in start.survivors.values] == [5, 3]
     assert [len(units) for units in start.survivors.physical][3] == 8
-    assert all(value.slot for value in start.survivors.values)
+    assert all(value.slot_index for value in start.survivors.values)
 
 
 @pytest.mark.parametrize("survives", [False, True])
