@@ -141,8 +141,7 @@ class Incarnation:
             given=self.given,
             confirmed=self.confirmed,
         )
-        is_strict = self.engine.monitor.level is CheckLevel.STRICT
-        self._decide_one = self.watch.decide if is_strict else self.engine.decide
+        self.check_at(level)
         self._end: IncarnationEnd | None = None
         self._gate_due = False
         """Whether something of the daemon's own is to enter the log at the next gate."""
@@ -175,6 +174,12 @@ class Incarnation:
         if self.applied[rank] == record.start_position:
             return record.end_index, record.reply
         return record.end_index, self._reply(rank, record.end_position)
+
+    def check_at(self, level: CheckLevel) -> None:
+        """Check at this level from the next batch on."""
+        self.engine.monitor.level = level
+        is_strict = level is CheckLevel.STRICT
+        self._decide_one = self.watch.decide if is_strict else self.engine.decide
 
     def settle(self) -> None:
         """Do what the newest batch left for after its reply."""

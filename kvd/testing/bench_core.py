@@ -162,11 +162,13 @@ def replay(
 
     They end at the reply or, ``settled``, with what is done behind it.
     """
-    incarnation = _incarnation(recording.storage, level=level)
+    incarnation = _incarnation(recording.storage)
     times: list[int] = []
     gc.collect()
     gc.freeze()
-    for body in recording.bodies:
+    for place, body in enumerate(recording.bodies):
+        if place == recording.setup_count:
+            incarnation.check_at(level)
         index = incarnation.next_index(0)
         started_ns = perf_counter_ns()
         incarnation.batch(rank=0, program=0, index=index, body=body)
@@ -233,12 +235,12 @@ def _reply_bytes(recording: Recording) -> int:
     return int(np.median(sizes[recording.setup_count :]))
 
 
-def _incarnation(storage: StageStorage, *, level: CheckLevel = CheckLevel.WARN) -> Incarnation:
+def _incarnation(storage: StageStorage) -> Incarnation:
     return Incarnation(
         storage,
         number=1,
         ranks=(0,),
-        level=level,
+        level=CheckLevel.WARN,
         ring_entries_max=RING_ENTRIES,
         lag_entries_max=RING_ENTRIES,
     )
