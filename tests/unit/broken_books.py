@@ -121,8 +121,11 @@ def move_source_bound() -> None:
 def move_disjoint() -> None:
     band, target, leaving = _drawn_back()
     sources = leaving[band._owner_of[leaving] > 0]
-    broken = cast("Any", band)
-    broken._choose = lambda count, consumer: sources[:count]
+
+    def choose(count: int, consumer: Consumer) -> Units:
+        return sources[:count]
+
+    cast("Any", band)._choose = choose
     band.rearrange(target)
 
 
