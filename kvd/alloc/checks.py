@@ -1,8 +1,9 @@
 """The registry of invariants: name, level, whether breaking it is fatal, and what it protects.
 
 It names those of the client too, which raises them in its own words: the name stands in front of
-the message on both sides. Every name has a test that breaks the state by hand and is marked
-``breaks`` with it; `tests/arch` finds a check without one.
+the message on both sides. Every name has a test that breaks the state by hand and expects it:
+`tests/unit/test_invariants.py` and `tests/client/test_registered_invariants.py`, which also fail
+for a name without one.
 
 The design's list (`semantics.md` 11.2) has names that are no checks here, because something else
 makes the mistake impossible or is asked instead:
@@ -16,7 +17,7 @@ makes the mistake impossible or is asked instead:
     the sink and the clamp          no check but data: an unbound id reads as the sink at any level
 
 At level off an operation costs what the checks marked so cost, which is nothing but comparisons on
-the way; see `kvd.config` for the measured price of the others.
+the way; BENCHMARKS.md has the measured price of the others.
 """
 
 from collections.abc import Container
