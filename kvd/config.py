@@ -10,7 +10,6 @@ Importing this module is cheap on purpose: the command line reads settings befor
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal, NewType, cast
 
@@ -33,6 +32,8 @@ from kvd.setting import (
     Auto,
     ByteSize,
     Choice,
+    EffectiveSetting,
+    Origin,
     Ratio,
     SettingSpec,
     Text,
@@ -191,6 +192,24 @@ class ServeSettings:
         "all after every operation; strict also has every rank compare its tables with the books "
         "at idle and before it leaves, and wait for its effects to do so",
     )
+    idle_leaks: Literal["raise", "count"] = setting(
+        "raise",
+        Choice(("raise", "count")),
+        "what a leak does that is found at level warn while a stage is idle: end the incarnation, "
+        "which frees all there is, or be counted and logged",
+    )
+    trace_dir: Path | None = setting(
+        None,
+        Auto(AbsolutePath(), "nothing is recorded"),
+        "folder in which every incarnation records its operations and what was decided, one file "
+        "per stage, for kvd trace; each batch then takes longer, and costs some KiB of disk",
+    )
+    trace_bytes_max: int = setting(
+        1 * _GiB,
+        ByteSize(1 * _MiB, 1 << 50),
+        "longest trace of one stage; a trace that would get longer ends and says so, and the "
+        "daemon goes on",
+    )
     metrics_host: str = setting(
         "127.0.0.1",
         Text("an address to listen on, as 127.0.0.1"),
@@ -267,29 +286,6 @@ class Settings:
 
     serve: ServeSettings
     sizing: SizingSettings
-
-
-class Origin(StrEnum):
-    """Where a setting's value came from, strongest first."""
-
-    FLAG = "flag"
-    ENVIRONMENT = "environment"
-    FILE = "file"
-    DEFAULT = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class EffectiveSetting:
-    """A setting as it applies, with its origin; ``shown`` is its form in a file."""
-
-    section: str
-    name: str
-    value: object
-    shown: object
-    origin: Origin
-    source: str
-    allowed: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

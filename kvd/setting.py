@@ -6,6 +6,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from operator import itemgetter
 from pathlib import Path
 from typing import Final, Protocol, TypeVar, cast
@@ -248,6 +249,29 @@ class SettingSpec:
     default: object
     reason: str
     flag: str | None
+
+
+class Origin(StrEnum):
+    """Where a setting's value came from, strongest first."""
+
+    FLAG = "flag"
+    ENVIRONMENT = "environment"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSetting:
+    """A setting as it applies, with its origin; ``shown`` is its form in a file."""
+
+    section: str
+    name: str
+    value: object
+    shown: object
+    origin: Origin
+    source: str
+    allowed: str
+    reason: str
 
 
 def setting(default: T, kind: Kind, reason: str, *, flag: str | None = None) -> T:

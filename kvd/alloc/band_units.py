@@ -102,6 +102,11 @@ class BandUnits:
         self._inbox: list[Units] = []
 
     @property
+    def id_count(self) -> int:
+        """Return the size of the virtual space, id 0 included."""
+        return self._physical_of.size
+
+    @property
     def pending_units(self) -> int:
         """Return how many freed units a step in flight may still touch."""
         return self._pending.unit_count
@@ -265,6 +270,14 @@ class BandUnits:
         units = self._inbox[0] if len(self._inbox) == 1 else np.concatenate(self._inbox)
         self._inbox.clear()
         self._holes.add(self._mirrored(units) if self._down else units)
+
+    def reserved_places(self) -> Units:
+        """Return the units that were taken for loads and have no names yet, ascending; for checks.
+
+        Linear in the units of the band.
+        """
+        places: Units = (self._owner_of == RESERVED).nonzero()[0]
+        return places
 
     def bound_ids(self) -> Units:
         """Return all bound virtual ids, ascending; for checks."""

@@ -24,7 +24,7 @@ from kvd.testing.bench_capacity import (
     measure_capacity,
     shared_presets,
 )
-from kvd.testing.bench_core import measure_core, measure_feasible
+from kvd.testing.bench_core import measure_core, measure_feasible, measure_levels
 from kvd.testing.bench_decode import CHUNK_TOKENS
 from kvd.testing.bench_figures import NS_PER_US, Figure
 from kvd.testing.bench_iteration import measure_iteration
@@ -41,6 +41,7 @@ PAGES: Final = "64,1"
 PACES_MS: Final = (0, 5)
 SECONDS: Final = 10.0
 CORE_STEPS_COUNT: Final = 400
+CHECKED_STEPS_COUNT: Final = 200
 PAGE_TOKENS_MAX: Final = 4096
 CAPACITY_PAGE_TOKENS: Final = 64
 BUDGETS: Final = ("40GiB", "80GiB")
@@ -154,6 +155,33 @@ def core(requests_count: int, pages: str, steps_count: int, seed_index: int, as_
         )
     figures += measure_feasible()
     _report("core", figures, as_json=as_json)
+
+
+@bench.command()
+@_requests_option
+@_page_option
+@click.option(
+    "--steps",
+    "steps_count",
+    type=click.IntRange(1, 100_000),
+    default=CHECKED_STEPS_COUNT,
+    help=f"Decode steps per repeat ({CHECKED_STEPS_COUNT}; strict takes a few, once).",
+)
+@_seed_option
+@_json_option
+def checks(
+    requests_count: int, pages: str, steps_count: int, seed_index: int, as_json: bool
+) -> None:
+    """Decode iterations at each level of checks, the work behind the reply included."""
+    figures: list[Figure] = []
+    for page_tokens in _page_sizes(pages):
+        figures += measure_levels(
+            requests_count=requests_count,
+            page_tokens=page_tokens,
+            steps_count=steps_count,
+            seed_index=seed_index,
+        )
+    _report("checks", figures, as_json=as_json)
 
 
 @bench.command()

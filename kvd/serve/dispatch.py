@@ -12,9 +12,10 @@ from time import perf_counter_ns
 
 from kvd.engine.incarnation import Incarnation
 from kvd.errors import DivergenceError, InvariantError, SessionError
-from kvd.serve.group import GroupSettings, Running, Session
+from kvd.serve.group import Group, GroupSettings, Running, Session
 from kvd.serve.lobby import Lobby, Send
 from kvd.serve.memory import DescriptorKeeper
+from kvd.serve.recorder import Recorder
 from kvd.serve.timing import CoreTimes
 from kvd_proto.codec import decode_control, decode_header, encode
 from kvd_proto.control import Ack, Books, ErrorReply, Header, MessageKind, WhatIf
@@ -42,8 +43,17 @@ class Dispatcher:
         keeper: DescriptorKeeper,
         send: Send,
         log: Callable[[str], None],
+        recorder: Recorder | None = None,
     ) -> None:
-        self.lobby = Lobby(loop, settings=settings, keeper=keeper, send=send, log=log, owner=self)
+        self.lobby = Lobby(
+            loop,
+            settings=settings,
+            keeper=keeper,
+            send=send,
+            log=log,
+            owner=self,
+            recorder=recorder,
+        )
         self.core_times = CoreTimes()
         self.error_counts: dict[str, int] = {}
         self._loop = loop
@@ -51,7 +61,8 @@ class Dispatcher:
         self._send = send
         self._log = log
         self._parked: list[Parked] = []
-        self._unsettled: Incarnation | None = None
+        self._unsettled: tuple[Group, Incarnation] | None = None
+        self._recorder = recorder
 
     # ---- messages -------------------------------------------------------------------------------
 
@@ -87,10 +98,21 @@ class Dispatcher:
 
     def after_send(self) -> None:
         """Do what the newest batch left for after its reply, and wake who waited for it."""
-        incarnation = self._unsettled
-        if incarnation is not None:
-            self._unsettled = None
+        if self._unsettled is None:
+            return
+        group, incarnation = self._unsettled
+        self._unsettled = None
+        try:
+            if self._recorder is not None:
+                self._recorder.look(incarnation)
             incarnation.settle()
+        except InvariantError as error:
+            self.lobby.end_group(group, error.message, code=error.code)
+        news = incarnation.engine.monitor.news
+        if news:
+            for line in news:
+                self._log(f"event=check_broken group={group.name} said={line!r}")
+            news.clear()
 
     def refuse(self, identity: bytes, token: int, error: KvdError, *, index: int = 0) -> None:
         """Answer a message with an error and count it; ``index`` says which message it was."""
@@ -140,7 +162,7 @@ class Dispatcher:
         )
         self.core_times.add(perf_counter_ns() - started_ns)
         self._send(session.identity, answer, reply)
-        self._unsettled = incarnation
+        self._unsettled = session.group, incarnation
         if running.has_followers:
             self._wake_followers(running, stage)
         if self._parked:

@@ -39,6 +39,7 @@ class GroupSettings:
     """Number of this run of the daemon, in every message."""
     sizing: SizingInputs
     level: CheckLevel
+    leaks_raise: bool
     ring_entry_count_max: int
     lag_entry_count_max: int
     idle_moves_max: int
@@ -205,6 +206,7 @@ class Group:
                     number=number,
                     ranks=tuple(range(self.tp)),
                     level=self._settings.level,
+                    leaks_raise=self._settings.leaks_raise,
                     ring_entries_max=self._settings.ring_entry_count_max,
                     lag_entries_max=self._settings.lag_entry_count_max,
                     idle_moves_max=self._settings.idle_moves_max,

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from kvd.config import (
-    EffectiveSetting,
-    Origin,
     effective,
     flag_name,
     load_settings,
@@ -18,7 +16,7 @@ from kvd.config import (
     specs,
 )
 from kvd.errors import FileError, SettingError
-from kvd.setting import AUTO
+from kvd.setting import AUTO, EffectiveSetting, Origin
 from kvd.size.inputs import DEFAULT_SIZING
 
 SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "kvd.toml"

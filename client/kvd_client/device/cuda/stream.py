@@ -2,6 +2,9 @@
 
 Nothing of a stream is ever captured: a captured write of a lane sets it back with each replay, and
 a captured submission would read staging memory that serves another by then.
+
+Invariants:
+    fence.submitted: a stream waits for a number of another process's lane once that is submitted
 """
 
 import ctypes
@@ -176,8 +179,8 @@ class CudaStream:
         self._check_usable()
         if not poll(lambda: passed(lane.values().submitted, number), timeout_ms):
             raise DeviceError(
-                f"number {number} of lane {lane.lane_index} was not submitted within "
-                f"{timeout_ms} ms; {lane.values().submitted} was",
+                f"fence.submitted: number {number} of lane {lane.lane_index} was not submitted "
+                f"within {timeout_ms} ms; {lane.values().submitted} was",
                 code=ErrorCode.TIMED_OUT,
             )
         with self._order:
