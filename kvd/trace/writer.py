@@ -14,8 +14,8 @@ SNAP_ENTRIES: Final = 1024
 """Entries between two snaps: some 200 batches of a decoding engine."""
 LAST_RECORD_BYTES: Final = 4096
 """Kept free under a bound, for the record that says why a trace ends."""
-REASON_CHARACTERS_MAX: Final = 1000
-"""Of what a last record says, so that it fits there however it is escaped."""
+REASON_CHARACTERS_MAX: Final = 600
+"""Of what a last record says: it fits there though each is escaped to six bytes."""
 
 
 class Sink(Protocol):

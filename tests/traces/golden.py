@@ -1,7 +1,7 @@
 """What is decided in drawn programs and in all scenarios, as digests that every machine has to get.
 
 ``python -m tests.traces.golden`` writes the file anew, which is right only where a decision or the
-wire was changed on purpose. ``python -m tests.traces.golden --print`` prints what this process gets.
+wire was changed on purpose; with ``--print`` it prints what this process gets instead.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Public cases as scenarios: each has its answers written in it, on every configuration it names."""
+"""Public cases as scenarios: answers are written in each, for every configuration it names."""
 
 import re
 from pathlib import Path
@@ -21,10 +21,9 @@ def test_a_scenario_gives_the_answers_written_in_it(
 
 
 @pytest.mark.parametrize(("scenario", "name", "configuration"), PAIRS, ids=NAMES)
-def test_a_scenario_has_expectations_and_no_accident(
+def test_two_engines_side_by_side_decide_and_stand_alike(
     scenario: Scenario, name: str, configuration: Configuration
 ) -> None:
-    """A build beside itself decides alike; a scenario without any operation proves nothing."""
     result = compare(
         lambda: script_of(scenario, configuration), StageAdapter, StageAdapter, snap_every=1
     )
