@@ -62,10 +62,12 @@ def outcome(name: str) -> dict[str, str | int]:
         decided += player.feed(item.event)
     for decision in decided:
         digest.update(bytes.fromhex(decision.digest))
+    snap = player.snap()
+    assert snap is not None
     return {
         "decisions": len(decided),
         "digest": digest.hexdigest(),
-        "state": player.snap().digest,
+        "state": snap.digest,
     }
 
 

@@ -107,7 +107,7 @@ def test_names_of_bands_become_places(tmp_path: Path) -> None:
     assert len(events) == 4
 
 
-GOOD = (
+GOOD: tuple[dict[str, Any], ...] = (
     {"op": ADMIT, "expect": {"verdicts": ["fits"], "pages": 4}, "effects": {"waits": []}},
     {"bands": {"full": {"live_units": 4}, "window": {"span": [31, 35]}}},
     {"fits": {"full": 50}, "expect": True},
@@ -191,22 +191,22 @@ def test_what_an_allocator_does_not_know_is_not_asserted(tmp_path: Path) -> None
     assert play(scenario, configuration, Modest(unknown)) is None
 
 
-@pytest.mark.parametrize(
-    ("steps", "changes", "said"),
-    [
-        ((), {"format": "kvd.scenario/7"}, "has format 'kvd.scenario/7'"),
-        (({},), {}, "step 1: one of op, batch, fact, fits and bands is needed"),
-        (({"op": ADMIT, "fits": {"full": 1}},), {}, "step 1: one of op"),
-        (({"op": ADMIT, "expects": {}},), {}, "is no scenario: Object contains unknown field"),
-        ((), {"steps": "none"}, "is no scenario: Expected `array`"),
-        (({"op": ADMIT},), {"configurations": ["two"]}, "names configuration 'two'"),
-        (({"op": {"requests": [[1, 1]]}},), {}, "an operation without its type"),
-        (({"op": {"type": "relief", "demand_units": {"ful": 1}}},), {}, "there is no band 'ful'"),
-        (({"bands": {"ful": {}}},), {}, "there is no band 'ful'; there are state, window, full"),
-        (({"op": {"type": "fly"}},), {}, "'fly' is no operation"),
-        (({"op": {"type": "take", "token": 1}},), {}, "take has no field 'token'"),
-    ],
-)
+WRONG: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    ((), {"format": "kvd.scenario/7"}, "has format 'kvd.scenario/7'"),
+    (({},), {}, "step 1: one of op, batch, fact, fits and bands is needed"),
+    (({"op": ADMIT, "fits": {"full": 1}},), {}, "step 1: one of op"),
+    (({"op": ADMIT, "expects": {}},), {}, "is no scenario: Object contains unknown field"),
+    ((), {"steps": "none"}, "is no scenario: Expected `array`"),
+    (({"op": ADMIT},), {"configurations": ["two"]}, "names configuration 'two'"),
+    (({"op": {"requests": [[1, 1]]}},), {}, "an operation without its type"),
+    (({"op": {"type": "relief", "demand_units": {"ful": 1}}},), {}, "there is no band 'ful'"),
+    (({"bands": {"ful": {}}},), {}, "there is no band 'ful'; there are state, window, full"),
+    (({"op": {"type": "fly"}},), {}, "'fly' is no operation"),
+    (({"op": {"type": "take", "token": 1}},), {}, "take has no field 'token'"),
+]
+
+
+@pytest.mark.parametrize(("steps", "changes", "said"), WRONG)
 def test_a_scenario_that_makes_no_sense_is_one_error(
     steps: tuple[object, ...], changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
