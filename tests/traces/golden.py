@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import xxhash
+from msgspec import structs
 
 from kvd.trace.adapter import Asked, BatchEvent, Decision, Playable, Recorded
 from kvd.trace.forms import form_of, type_of
@@ -24,7 +25,7 @@ from tests.traces.scenario_files import NAMES, PAIRS
 
 FILE: Final = Path(__file__).parent / "golden.json"
 SEEDS: Final = range(3)
-BATCH_COUNT: Final = 80
+BATCH_COUNT: Final = 60
 DRAWN: Final = tuple(f"drawn-{seed}" for seed in SEEDS)
 ALL_NAMES: Final = (*DRAWN, *NAMES)
 
@@ -56,7 +57,8 @@ def playable(name: str) -> Playable:
 def outcome(name: str) -> dict[str, str | int]:
     """Return the digest of everything that is decided, and where the stage stands at the end."""
     script, player, digest = playable(name), StageAdapter(), xxhash.xxh3_64()
-    decided: list[Decision] = list(player.start(script.head))
+    start = structs.replace(script.head.start, check_level="off")  # changes no decision
+    decided: list[Decision] = list(player.start(structs.replace(script.head, start=start)))
     for item in script:
         assert item.event is not None
         decided += player.feed(item.event)

@@ -105,6 +105,15 @@ def test_a_snap_stands_behind_the_newest_entry_or_nowhere() -> None:
     assert records(sink.getvalue())[-1] == snap
 
 
+def test_an_incarnation_that_decided_nothing_is_a_head_and_an_end() -> None:
+    sink = CountingSink()
+    TracedIncarnation(sink, incarnation(storage=TIGHT)).end()
+    head, end = records(sink.data)
+    assert isinstance(head, Head)
+    assert isinstance(end, End)
+    assert end.position == 0
+
+
 def test_an_unbounded_writer_has_a_head_that_names_the_build() -> None:
     sink = CountingSink()
     TraceWriter(sink, incarnation(storage=TIGHT).start, group="some")
