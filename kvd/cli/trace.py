@@ -175,9 +175,8 @@ def compare_(
 ) -> None:
     """Ask two allocators the same and print the first thing that they decide differently."""
     makers = maker_of(left), maker_of(right)
-    runs = list(runs_of(event_paths or events_in(left, right), configuration_name))
     documents: list[dict[str, Any]] = []
-    for run in runs:
+    for run in runs_of(event_paths or events_in(left, right), configuration_name):
         result = compare(run.open, *makers, answers_only=answers, snap_every=snap_every_count)
         documents.append(_told(run.name, result, (left, right), quiet=as_json))
     _conclude(documents, as_json=as_json)

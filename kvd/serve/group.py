@@ -124,6 +124,11 @@ class Group:
         return self.tp * self.pp
 
     @property
+    def stages(self) -> tuple[Incarnation, ...]:
+        """Return the engines of the incarnation that runs; none if none does."""
+        return () if self.running is None else self.running.stages
+
+    @property
     def state(self) -> str:
         """Return what the group is doing, in one word."""
         if self.running is not None:

@@ -131,7 +131,7 @@ class Lobby:
             return
         assert group.running is not None
         if self._recorder is not None:
-            for incarnation in group.running.stages:
+            for incarnation in group.stages:
                 self._recorder.begin(group.name, incarnation)
         for session in sessions:
             welcome = welcomes[session.key]
@@ -258,7 +258,7 @@ class Lobby:
         """End a group's incarnation, if it has one, and give memory back as it falls quiet."""
         if group.running is None:
             return
-        stages = group.running.stages
+        stages = group.stages
         self._log(f"event=incarnation_end group={group.name} code={code.value} cause={cause!r}")
         sessions = group.end(cause, code=code, now_s=monotonic())
         if self._recorder is not None:

@@ -169,9 +169,10 @@ class Script:
                 yield from self._take(entered, record)
                 entered = None
             elif isinstance(record, Snap):
-                if self._held is None or record.position != position:
+                held = self._held
+                if held is None or record.position != position:
                     raise FileError(f"the snap behind entry {record.position} is inside a batch")
-                self._held = msgspec.structs.replace(self._held, snap=record.snap)
+                self._held = msgspec.structs.replace(held, snap=record.snap)
             elif isinstance(record, (End, Gap)):
                 yield from self._release()
                 self.complete = isinstance(record, End)

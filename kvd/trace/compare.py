@@ -24,6 +24,7 @@ from kvd.trace.adapter import (
     FactEvent,
     Playable,
     Recorded,
+    Script,
 )
 from kvd.trace.forms import Form, logical
 from kvd.trace.records import Head
@@ -95,6 +96,9 @@ class Comparer:
         self._left = left
         self._right = right
         self._answers_only = answers_only
+        self._early: tuple[list[Decision], list[Decision]] = [], []
+        """Entries of the stage's own that one side has, and the other may yet have: a recording
+        does not tell whether one belongs to the event before it or behind it."""
 
     def run(
         self, head: Head, events: Iterable[Recorded], *, snap_every: int = 0, snap_from: int = 0
@@ -145,22 +149,31 @@ class Comparer:
     ) -> None:
         if self._answers_only:
             left, right = _answers(left), _answers(right)
-        for place in range(max(len(left), len(right))):
-            mine = left[place] if place < len(left) else None
-            other = right[place] if place < len(right) else None
-            if mine is not None and other is not None:
-                if self._answers_only and not (mine.answer and other.answer):
-                    self.result.unknown_count += 1
-                    continue
-                found = self._difference(mine, other)
-                if found is None:
-                    self.result.decision_count += 1
-                    self.result.position = max(self.result.position, mine.position, other.position)
-                    continue
-            else:
-                found = "", _shown(mine), _shown(other)
-            self._diverge(index, _what(event, mine or other, place), mine, other, found)
-            return
+        left, right = [*self._early[0], *left], [*self._early[1], *right]
+        count = min(len(left), len(right))
+        for place, (mine, other) in enumerate(zip(left[:count], right[:count], strict=True)):
+            if self._answers_only and not (mine.answer and other.answer):
+                self.result.unknown_count += 1
+                continue
+            found = self._difference(mine, other)
+            if found is not None:
+                self._diverge(index, _what(event, mine, place), mine, other, found)
+                return
+            self.result.decision_count += 1
+            self.result.position = max(self.result.position, mine.position, other.position)
+        self._early = left[count:], right[count:]
+        if any(item.source != "gate" for side in self._early for item in side):
+            self._miss(index, event, count)
+
+    def finish(self) -> None:
+        """Take what one side decided and the other has not, although all is over, as different."""
+        if self.result.divergence is None and any(self._early):
+            self._miss(self.result.event_count - 1, None, 0)
+
+    def _miss(self, index: int, event: Event | None, place: int) -> None:
+        mine, other = (side[0] if side else None for side in self._early)
+        found = "", _shown(mine), _shown(other)
+        self._diverge(index, _what(event, mine or other, place), mine, other, found)
 
     def _difference(self, left: Decision, right: Decision) -> Difference | None:
         if self._answers_only:
@@ -245,7 +258,10 @@ def _played(
         stack.callback(left.close)
         stack.callback(right.close)
         comparer = Comparer(left, right, answers_only=answers_only)
-        return comparer.run(script.head, script, snap_every=snap_every, snap_from=snap_from)
+        result = comparer.run(script.head, script, snap_every=snap_every, snap_from=snap_from)
+        if not isinstance(script, Script) or script.complete is not None:
+            comparer.finish()
+        return result
 
 
 def first_difference(left: Plain, right: Plain, path: str = "") -> Difference | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -14,6 +14,8 @@ from kvd.trace.forms import Form
 from kvd.trace.scenario import Configuration, Scenario, Step, event_of, head_of, units_of
 
 NOTHING_SAID: Final = msgspec.UNSET
+_COUNTED: Final = {"move": ("moved", "sources"), "zero": ("zeroed", "units")}
+"""Effects that are counted: under which name, and which column has their units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,27 +144,24 @@ def _effects_difference(
 
 def effects_of(names: Sequence[str], decisions: Sequence[Decision]) -> Form:
     """Return units moved and zeroed per band, and what was waited for, in words."""
-    moved: dict[str, int] = {}
-    zeroed: dict[str, int] = {}
+    found: dict[str, dict[str, int]] = {"moved": {}, "zeroed": {}}
     waits: list[str] = []
     for decision in decisions:
-        outcome = decision.outcome or {}
+        outcome: Form = decision.outcome or {}
         columns: list[list[list[int]]] = outcome.get("columns", [])
-        effects: list[dict[str, Any]] = [
-            effect for segment in outcome.get("segments", ()) for effect in segment
-        ]
-        for effect in effects:
-            if effect["type"] in ("move", "zero"):
-                counts, column = (
-                    (moved, "sources") if effect["type"] == "move" else (zeroed, "units")
-                )
-                name = names[effect["band"]]
-                size = sum(count for _, count in columns[effect[column]])
-                counts[name] = counts.get(name, 0) + size
+        segments: list[list[Form]] = outcome.get("segments", [])
+        for effect in (effect for segment in segments for effect in segment):
+            if effect["type"] in _COUNTED:
+                counts, field = _COUNTED[effect["type"]]
+                band: int = effect["band"]
+                place: int = effect[field]
+                size = sum(count for _, count in columns[place])
+                units = found[counts]
+                units[names[band]] = units.get(names[band], 0) + size
             elif effect["type"] == "wait":
                 kind = "step" if effect["step"] else "copy"
                 waits.append(f"{kind} {effect[kind]}")
-    return {"moved": moved, "zeroed": zeroed, "waits": waits}
+    return {**found, "waits": waits}
 
 
 def _shown(decision: Decision) -> Form:

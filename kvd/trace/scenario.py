@@ -182,7 +182,9 @@ def read_configurations(path: Path) -> Configurations:
 
 def configurations_of(path: Path, scenario: Scenario) -> Configurations:
     """Return those that the scenario of a file names; raises FileError for one that is missing."""
-    beside = path.parent / CONFIGURATIONS_NAME
+    beside = path.absolute().parent / CONFIGURATIONS_NAME
+    if not beside.exists():
+        beside = beside.parent.parent / CONFIGURATIONS_NAME
     known = read_configurations(beside)
     for name in scenario.configurations:
         if name not in known:

@@ -14,8 +14,8 @@ SNAP_ENTRIES: Final = 1024
 """Entries between two snaps: some 200 batches of a decoding engine."""
 LAST_RECORD_BYTES: Final = 4096
 """Kept free under a bound, for the record that says why a trace ends."""
-REASON_CHARACTERS_MAX: Final = 1000
-"""Of what a last record says, so that it fits there however it is escaped."""
+REASON_CHARACTERS_MAX: Final = 600
+"""Of what a last record says: it fits there though each is escaped to six bytes."""
 
 
 class Sink(Protocol):
@@ -44,6 +44,7 @@ class TraceWriter:
         self.position = start.position
         """Of the newest entry that was written."""
         self.ended = False
+        self._start_position = start.position
         self.bytes_total = 0
         self._sink = sink
         self._bytes_max = bytes_max
@@ -66,8 +67,12 @@ class TraceWriter:
             self.position += len(logged)
 
     def snap(self, position: int, snap: StageSnap) -> None:
-        """Write where the stage stands behind the newest entry; another position is passed over."""
-        if not self.ended and position == self.position:
+        """Write where the stage stands behind the newest entry.
+
+        Another position is passed over; so is a stage that has decided nothing, which the head
+        says.
+        """
+        if not self.ended and self._start_position < position == self.position:
             self._write([Snap(position=position, snap=snap)])
 
     def end(self, cause: str) -> None:
@@ -127,9 +132,11 @@ class TracedIncarnation:
             self._snapped = writer.position
             writer.snap(writer.position, take_snap(self._incarnation.engine))
 
-    def end(self) -> None:
-        """Write the rest, where the stage stands, and how the incarnation ended if it did."""
+    def end(self, cause: str = "") -> None:
+        """Write the rest, where the stage stands, and how the incarnation ended.
+
+        Where it goes on, ``cause`` says why its trace does not.
+        """
         self.look()
-        ended = self._incarnation.ended
         self.writer.snap(self.writer.position, take_snap(self._incarnation.engine))
-        self.writer.end("recording was stopped" if ended is None else ended)
+        self.writer.end(self._incarnation.ended or cause or "recording was stopped")
