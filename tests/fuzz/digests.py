@@ -25,7 +25,7 @@ def digest(root: object, *, skipped: frozenset[str] = frozenset()) -> int:
     pending: list[Any] = [root]
     while pending:
         item = pending.pop()
-        kind: type[Any] = type(item)
+        kind = cast("type[object]", type(item))
         if item is None or kind in (bool, int, float, str, bytes) or isinstance(item, Enum):
             hasher.update(f"{kind.__name__}:{item!r};".encode())
             continue

@@ -14,7 +14,7 @@ import msgspec
 
 from kvd_proto.codec import encode
 from kvd_proto.control import Header, MessageKind
-from tests.fuzz.trees import NUMBERS, damaged, nasty
+from tests.fuzz.trees import NUMBERS, damaged, misnumbered, nasty
 from tests.proto.samples import SAMPLES
 
 KIND_OF_GROUP: Final = {
@@ -84,10 +84,12 @@ def message(
     head, body = encode(header), b""
     if how < 25:
         head = _other_header(rng, header, sender)
-    if 20 <= how < 75:
+    if 20 <= how < 45:
         tree = damaged(tree, rng, times=rng.choice((1, 1, 1, 2, 4)), words=TAGS)
+    elif 45 <= how < 75:
+        tree = misnumbered(tree, rng, times=rng.choice((0, 1, 1, 1, 2, 4)))
     body = encode(tree)
-    if 70 <= how < 85:
+    if 72 <= how < 85:
         body = _other_bytes(rng, body)
     frames = [head, body]
     if 85 <= how < 92:
@@ -100,9 +102,9 @@ def _start(rng: Random, operations: Callable[[], list[Any]], hello: Any) -> tupl
     drawn = rng.randrange(100)
     if drawn < 55:
         return MessageKind.BATCH, [*operations(), BATCH_END]
-    if drawn < 57:
+    if drawn < 58:
         return MessageKind.HELLO, hello
-    name = rng.choice(ENDING if drawn == 57 else LASTING)
+    name = rng.choice(ENDING if drawn == 58 else LASTING)
     group = name.split(".")[0]
     kind = KIND_OF_CONTROL.get(name) or rng.choice(KIND_OF_GROUP[group])
     tree = TREES[name]

@@ -68,7 +68,7 @@ def suiting(world: World, seat: Seat, rng: Random) -> list[Any]:
         Post(number, (b"", b"", int64s(page))),
         CancelHold(number),
     ]
-    chosen = rng.choices(made, k=rng.choice((0, 1, 1, 2, 4)))
+    chosen = rng.choices(made, k=rng.choice((0, 1, 1, 2, 4)) if rng.random() < 0.998 else 1000)
     return [tree_of(one) for one in chosen]
 
 

@@ -1,19 +1,21 @@
 """Send damaged frames to a daemon without sockets, and hold it to its word after each.
 
 Every frame is accepted, answered with an error of a stable code, or waits for its turn. A frame
-that is refused changes nothing, nor does any frame change what belongs to others. Whatever comes,
-memory stays as it was.
+that is refused changes nothing, nor does any frame change what belongs to others, one of which goes
+on with its work all the while. Whatever comes, memory stays as it was.
 """
 
 import gc
 import sys
 from collections import Counter
+from ctypes import CDLL
 from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 from typing import Any, Final
 
 from kvd.alloc.checks import CheckLevel
+from kvd.serve.timing import RING_COUNT
 from kvd_proto.codec import decode_control, decode_reply
 from kvd_proto.control import ErrorReply, Header, MessageKind
 from kvd_proto.errors import MESSAGE_CHARACTERS_MAX, ErrorCode
@@ -28,7 +30,14 @@ SEAT_FRAMES_MAX: Final = 2000
 LOOK_EVERY_FRAMES: Final = 200
 """How often everything the sender's group holds is compared around a frame."""
 KEPT_EVERY_FRAMES: Final = 1000
-"""How often everything that the other group holds is compared with what it held at first."""
+"""How often everything that an idle group holds is compared with what it held at first."""
+WORK_EVERY_FRAMES: Final = 250
+"""How often a third group serves a request from admission to its end."""
+MEMORY_GROWTH_BYTES_MAX: Final = 4 << 20
+"""Most that the process may grow by, whatever the number of frames, for what its heap cannot give
+back."""
+BLOCKS_GROWTH_MAX: Final = 2000
+"""Most by which the number of objects may grow; one kept per group or per refusal is more."""
 STRANGER: Final = b"stranger"
 CURSORS: Final = frozenset({"applied", "given", "confirmed"})
 """What a rank has applied, which a header states whatever its body says."""
@@ -51,6 +60,8 @@ class Report:
     operations: Counter[str] = field(default_factory=Counter[str])
     groups: int = 0
     looks: int = 0
+    served: int = 0
+    """Requests that the group beside served meanwhile."""
     elapsed_s: float = 0.0
     digest_before: int = 0
     digest_after: int = 0
@@ -67,7 +78,8 @@ class Report:
             "outcomes: " + _counted(self.outcomes),
             "errors by code: " + _counted(self.errors),
             "operations decided: " + _counted(self.operations),
-            f"groups: {self.groups} lived and ended; {self.looks} frames with everything compared",
+            f"groups: {self.groups} lived and ended, beside {self.served} requests served; "
+            f"{self.looks} frames with everything compared",
             f"memory: {self.memory_before_bytes >> 10} KiB at the start, "
             f"{self.memory_after_bytes >> 10} KiB at the end; "
             f"{self.blocks_before} objects, then {self.blocks_after}",
@@ -84,6 +96,7 @@ class Fuzzer:
         self.report = Report(seed)
         self.world = World(level)
         self.kept = self.world.attach("kept")
+        self.beside = self.world.attach("beside")
         self.seat = self.world.attach("sender")
         self._seat_frames = 0
         self._kept = self._kept_digest()
@@ -108,6 +121,9 @@ class Fuzzer:
     def mark(self) -> None:
         """Take the figures that the end is compared with."""
         self.renew()
+        times = self.world.dispatcher.core_times
+        for elapsed_ns in range(10**6, 10**6 + RING_COUNT):
+            times.add(elapsed_ns)  # so that none of the ring's places is filled later
         report = self.report
         report.memory_before_bytes, report.blocks_before = _memory()
         report.digest_before = self._kept_digest()
@@ -127,13 +143,18 @@ class Fuzzer:
             self.renew()
             seat = self.seat
         self._seat_frames += 1
-        identity = seat.identity if rng.random() < 0.8 else STRANGER
+        identity = seat.identity if rng.random() < 0.92 else STRANGER
         sender = Sender(
             EPOCH,
             seat.welcome.token,
             seat.index,
             seat.position,
-            [(EPOCH, self.kept.welcome.token), (EPOCH, 0), (EPOCH - 1, seat.welcome.token)],
+            [
+                (EPOCH, self.kept.welcome.token),
+                (EPOCH, self.beside.welcome.token),
+                (EPOCH, 0),
+                (EPOCH - 1, seat.welcome.token),
+            ],
         )
         hello: Any = tree_of(world.hello("stray")) if rng.random() < 0.05 else {}
         frames = message(
@@ -154,6 +175,9 @@ class Fuzzer:
             raise
         self.report.frames += 1
         world.pass_time(TICK_S)
+        if self.report.frames % WORK_EVERY_FRAMES == 0:
+            world.serve_one(self.beside)
+            self.report.served += 1
         if self.report.frames % KEPT_EVERY_FRAMES == 0:
             self._end_strays()
             assert self._kept_digest() == self._kept, "a frame changed what is another's"
@@ -170,7 +194,8 @@ class Fuzzer:
         report, world = self.report, self.world
         assert not world.faults, "the daemon had a fault of its own"
         own = [answer for answer in answers if answer[0] == identity]
-        assert all(who != self.kept.identity for who, _, _ in answers)
+        others = (self.kept.identity, self.beside.identity)
+        assert all(who not in others for who, _, _ in answers)
         if not own:
             report.outcomes["waiting"] += 1
             return
@@ -250,7 +275,7 @@ class Fuzzer:
 
     def _end_strays(self) -> None:
         """Let the processes of whoever attached by chance end."""
-        mine = (self.kept.session, self.seat.session)
+        mine = (self.kept.session, self.beside.session, self.seat.session)
         lobby = self.world.lobby
         for session in [one for one in lobby.sessions.values() if one not in mine]:
             session.lifeline.connected = False
@@ -262,20 +287,28 @@ class Fuzzer:
 def fuzz(frames: int, seed: int, *, level: CheckLevel = CheckLevel.STRICT) -> Report:
     """Send frames and return the report; raises AssertionError with the frame that shows a fault.
 
-    A twentieth of the frames, at least a few thousand, runs before memory is first measured.
+    A tenth of the frames, at least a few thousand, runs before memory is first measured.
     """
     fuzzer = Fuzzer(seed, level=level)
-    warm = min(max(frames // 20, 2000), frames // 2)
+    warm = min(max(frames // 10, 2000), frames // 2)
     fuzzer.run(warm)
     fuzzer.mark()
     fuzzer.run(frames - warm)
     fuzzer.finish()
-    return fuzzer.report
+    report = fuzzer.report
+    assert report.digest_after == report.digest_before
+    grown_bytes = report.memory_after_bytes - report.memory_before_bytes
+    assert grown_bytes <= MEMORY_GROWTH_BYTES_MAX, report.lines()
+    assert report.blocks_after - report.blocks_before <= BLOCKS_GROWTH_MAX, report.lines()
+    return report
 
 
 def _memory() -> tuple[int, int]:
     """Return resident bytes of this process, and how many blocks its objects take."""
     gc.collect()
+    trim = getattr(CDLL(None), "malloc_trim", None)  # of glibc: free memory is no growth
+    if trim is not None:
+        trim(0)
     with open("/proc/self/statm", encoding="ascii") as statm:
         pages = int(statm.read().split()[1])
     return pages * 4096, sys.getallocatedblocks()

@@ -84,6 +84,22 @@ def damaged(tree: Any, rng: Random, *, times: int = 1, words: tuple[str, ...] = 
     return tree
 
 
+def misnumbered(tree: Any, rng: Random, *, times: int = 1) -> Any:
+    """Return a copy of a tree with other numbers in so many places, each of the kind it was.
+
+    What decodes a message takes it; what reads the numbers has to refuse the absurd ones.
+    """
+    tree = copied(tree)
+    numbers = [place for place in places(tree) if place and type(at(tree, place)) in (int, bytes)]
+    for place in rng.choices(numbers, k=times) if numbers else ():
+        value, parent = at(tree, place), at(tree, place[:-1])
+        if isinstance(value, bytes):
+            parent[place[-1]] = _other_bytes(value, rng)
+        else:
+            parent[place[-1]] = rng.choice((rng.choice(NUMBERS), _near_number(value, rng)))
+    return tree
+
+
 def copied(tree: Any) -> Any:
     """Return a tree of its own; lists and objects are copied, what they hold is never changed."""
     if isinstance(tree, dict):
@@ -110,8 +126,7 @@ def _inside(tree: Any) -> Iterable[tuple[Any, Any]]:
 def _changed(value: Any, rng: Random, words: tuple[str, ...]) -> Any:
     act = rng.randrange(8)
     if act < 5:
-        kind: type[Any] = type(value)
-        change = _OWN_CHANGES.get(kind)
+        change = _OWN_CHANGES.get(cast("type[object]", type(value)))
         return nasty(rng) if change is None else change(value, rng)
     if act == 5 and isinstance(value, str) and words:
         return rng.choice(words)

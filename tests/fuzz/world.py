@@ -28,13 +28,16 @@ from kvd_proto.memory import SizingInputs
 from kvd_proto.operations import (
     Admit,
     Advance,
+    Free,
     Hold,
     Insert,
     Launch,
     LoadReserve,
     Operation,
+    Processed,
     Standing,
     Take,
+    WriteSet,
 )
 from kvd_proto.outcomes import BatchReply, Failed, Refusal, Skipped
 from kvd_proto.version import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN
@@ -215,6 +218,17 @@ class World:
         reply = decode_reply(answer[2])
         self.note_reply(seat, answer[1], reply)
         return reply
+
+    def serve_one(self, seat: Seat) -> None:
+        """Let a rank serve a request from admission to its end, one step behind its launches."""
+        request = self.engine(seat).requests.names.highest_id + 1
+        step = self.engine(seat).steps.launched_count + 1
+        ids = int64s(request)
+        self._done(self.batch(seat, Admit(ids, int32s(12), int32s(4), int32s(12))))
+        self._done(self.batch(seat, Launch(step, seat.position, WriteSet.REQUESTS, ids)))
+        self._done(self.batch(seat, Processed(step - 1), Advance(ids, 12), Take(ids, 1)))
+        self._done(self.batch(seat, Advance(ids, 1)))
+        self._done(self.batch(seat, Free(ids)))
 
     def note_reply(self, seat: Seat, header: Header, reply: BatchReply) -> None:
         seat.index = header.index
