@@ -1,5 +1,6 @@
 """Operations that suit a group's state, most of them: the starting points of damaged batches."""
 
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -32,17 +33,39 @@ from tests.fuzz.world import Seat, World, tree_of
 from tests.proto.samples import int32s, int64s
 
 
-def suiting(world: World, seat: Seat, rng: Random) -> list[Any]:
-    """Return the trees of a few operations that this rank might send next."""
+@dataclass(frozen=True)
+class Known:
+    """What a rank knows of its group's books, or believes to know."""
+
+    live: list[int]
+    highest_id: int
+    pages: list[int]
+    values: list[int]
+    launched_count: int
+    position: int
+
+
+def known(world: World, seat: Seat) -> Known:
+    """Return what the books say."""
     engine = world.engine(seat)
-    names = engine.requests.names
-    live = list(names.row_of)
-    some = rng.sample(live, min(len(live), rng.randint(1, 3))) or [1]
-    first = names.highest_id + 1
+    return Known(
+        live=list(engine.requests.names.row_of),
+        highest_id=engine.requests.names.highest_id,
+        pages=engine.chain.owner.bound_ids().tolist(),
+        values=list(engine.requests.values.of_number),
+        launched_count=engine.steps.launched_count,
+        position=seat.position,
+    )
+
+
+def suiting(books: Known, rng: Random) -> list[Any]:
+    """Return the trees of a few operations that this rank might send next."""
+    some = rng.sample(books.live, min(len(books.live), rng.randint(1, 3))) or [1]
+    first = books.highest_id + 1
     number = rng.randrange(1, 9)
-    pages = engine.chain.owner.bound_ids()
-    page = int(rng.choice(pages.tolist())) if pages.size else 1
-    step = engine.steps.launched_count + 1
+    page = rng.choice(books.pages or [1])
+    step = books.launched_count + 1
+    value = rng.choice((number, 1 + max(books.values, default=0)))
     made: list[Operation] = [
         _admit(first, rng, some),
         Take(int64s(*some), rng.choice((1, 1, 4)), victims=int64s(*some[:1])),
@@ -52,13 +75,13 @@ def suiting(world: World, seat: Seat, rng: Random) -> list[Any]:
         Free(int64s(*some[:1])),
         Relief((0, rng.randrange(4), rng.randrange(9))),
         Standing(int64s(*some[:1]), b""),
-        Launch(step, seat.position, WriteSet.REQUESTS, int64s(*some)),
+        Launch(step, books.position, WriteSet.REQUESTS, int64s(*some)),
         Processed(max(1, step - 1)),
         Idle(),
         ResetSink(),
-        Insert(rng.choice((number, 1 + max(engine.requests.values.of_number, default=0))), some[0]),
+        Insert(value, some[0]),
         Evict(int64s(number)),
-        LoadReserve(number, rng.choice(list(engine.requests.values.of_number) or [1]), (0, 1, 0)),
+        LoadReserve(number, rng.choice(books.values or [1]), (0, 1, 0)),
         LoadName(number, 1, int64s(page)),
         LoadSubmit(number, (b"", int32s(0), b"")),
         LoadCancel(number),

@@ -22,7 +22,7 @@ from kvd_proto.errors import MESSAGE_CHARACTERS_MAX, ErrorCode
 from kvd_proto.outcomes import Failed, NotRun
 from tests.fuzz.digests import digest
 from tests.fuzz.frames import Sender, message
-from tests.fuzz.operations import suiting
+from tests.fuzz.operations import known, suiting
 from tests.fuzz.world import EPOCH, FRAME_BYTES_MAX, TICK_S, Answer, World, tree_of
 
 SEAT_FRAMES_MAX: Final = 2000
@@ -172,7 +172,7 @@ class Fuzzer:
         frames = message(
             rng,
             sender,
-            lambda: suiting(world, seat, rng),
+            lambda: suiting(known(world, seat), rng),
             hello,
             frame_bytes_max=FRAME_BYTES_MAX,
         )
