@@ -20,11 +20,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if options.served:
-        with tempfile.TemporaryDirectory(prefix="kvd-fuzz-") as folder:
-            with serving(Path(folder) / "run", *SETTINGS) as daemon:
-                print("\n".join(fuzz_served(daemon, options.served, options.seed).lines()))
-                assert "internal_error" not in daemon.log()
-                assert daemon.stop() == 0
+        with (
+            tempfile.TemporaryDirectory(prefix="kvd-fuzz-") as folder,
+            serving(Path(folder) / "run", *SETTINGS) as daemon,
+        ):
+            print("\n".join(fuzz_served(daemon, options.served, options.seed).lines()))
+            assert "internal_error" not in daemon.log()
+            assert daemon.stop() == 0
     if options.frames:
         print("\n".join(fuzz(options.frames, options.seed).lines()))
 

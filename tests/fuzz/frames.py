@@ -104,7 +104,7 @@ def _start(rng: Random, operations: Callable[[], list[Any]], hello: Any) -> tupl
         return MessageKind.BATCH, [*operations(), BATCH_END]
     if drawn < 58:
         return MessageKind.HELLO, hello
-    name = rng.choice(ENDING if drawn == 58 else LASTING)
+    name = rng.choice(ENDING if rng.random() < 0.005 else LASTING)
     group = name.split(".")[0]
     kind = KIND_OF_CONTROL.get(name) or rng.choice(KIND_OF_GROUP[group])
     tree = TREES[name]

@@ -27,9 +27,9 @@ from tests.fuzz.world import EPOCH, FRAME_BYTES_MAX, TICK_S, Answer, World, tree
 
 SEAT_FRAMES_MAX: Final = 2000
 """Frames after which a sender's group ends and another begins, if it lives so long."""
-LOOK_EVERY_FRAMES: Final = 200
+LOOK_EVERY_FRAMES: Final = 500
 """How often everything the sender's group holds is compared around a frame."""
-KEPT_EVERY_FRAMES: Final = 1000
+KEPT_EVERY_FRAMES: Final = 2000
 """How often everything that an idle group holds is compared with what it held at first."""
 WORK_EVERY_FRAMES: Final = 250
 """How often a third group serves a request from admission to its end."""

@@ -7,10 +7,10 @@ from tests.fuzz.run import fuzz
 
 @pytest.mark.slow
 def test_damaged_frames_are_refused_by_name_and_leave_no_trace() -> None:
-    report = fuzz(6_000, seed=1)
+    report = fuzz(4_000, seed=1)
 
     print("\n".join(report.lines()))
-    assert report.outcomes["accepted"] > 500
-    assert report.outcomes["answered"] > 2_000
+    assert report.outcomes["accepted"] > 400
+    assert report.outcomes["answered"] > 1_500
     assert {"BAD_FRAME", "FENCED", "BAD_ARGUMENT", "BAD_INDEX", "BAD_NUMBER"} <= set(report.errors)
-    assert report.served >= 20
+    assert report.served >= 16
