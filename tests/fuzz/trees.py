@@ -20,6 +20,8 @@ NUMBERS: Final[tuple[int, ...]] = (
 """Ends of ranges; all of them can be written as MessagePack."""
 FLOATS: Final = (0.0, -0.0, 0.5, 1.5, -1.0, 1e308, 5e-324, math.nan, math.inf, -math.inf)
 ARRAY_ELEMENTS: Final = (1, 2, 17, 1000, 20_000)
+BYTES_MAX: Final = 1 << 20
+"""Longest string of bytes, however often it is multiplied: over every cap, and no more."""
 DEPTHS: Final = (2, 100, 400)
 """The deepest are more than a decoder takes; what writes the tree has its limit just above."""
 
@@ -150,7 +152,7 @@ def _other_bytes(value: bytes, rng: Random) -> bytes:
     if act == 2:
         return value[::-1]
     if act == 3:
-        return value * rng.choice((2, 100, 2000))
+        return (value * rng.choice((2, 100, 2000)))[:BYTES_MAX]
     width = rng.choice((4, 8))
     start = rng.randrange(max(1, len(value) - width + 1)) // width * width
     number = rng.choice(NUMBERS) & ((1 << 8 * width) - 1)
