@@ -490,12 +490,10 @@ def _refuseunknown_setting(flags: Mapping[str, object], environ: Mapping[str, st
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if name in known or variable.startswith(CLIENT_PREFIX):
             continue
+        said = f"{variable} = {shown(environ[variable])}"
         if name == "port" or name.startswith(("port_", "service_")):
             raise SettingError(
-                f"{variable} = {shown(environ[variable])} is no setting but looks like a link that "
-                f"Kubernetes makes for a service called kvd: set enableServiceLinks: false in the "
-                f"pod, or rename the service"
+                f"{said} is no setting but looks like a link that Kubernetes makes for a service "
+                f"called kvd: set enableServiceLinks: false in the pod, or rename the service"
             )
-        raise unknown_setting(
-            f"{variable} = {shown(environ[variable])} in the environment", name, known
-        )
+        raise unknown_setting(f"{said} in the environment", name, known)
