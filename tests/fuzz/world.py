@@ -152,7 +152,7 @@ class World:
         self.answers: list[Answer] = []
         self.faults: list[str] = []
         """What the daemon logged about faults of its own."""
-        self.log_line_bytes_max = 0
+        self.log_line_characters_max = 0
         self.lifelines = FakeLifelines()
         self.dispatcher = Dispatcher(
             self.loop,
@@ -263,7 +263,7 @@ class World:
         self.answers.append((identity, decode_header(header), body))
 
     def _log(self, line: str) -> None:
-        self.log_line_bytes_max = max(self.log_line_bytes_max, len(line))
+        self.log_line_characters_max = max(self.log_line_characters_max, len(line))
         if "internal_error" in line:
             self.faults.append(line)
 
