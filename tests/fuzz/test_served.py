@@ -11,13 +11,13 @@ def test_a_daemon_answers_damaged_frames_and_serves_others_meanwhile(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with serving(tmp_path_factory.mktemp("r") / "run", *SETTINGS) as daemon:
-        report = fuzz_served(daemon, 2_000, seed=1)
+        report = fuzz_served(daemon, 1_000, seed=1)
 
         print("\n".join(report.lines()))
         assert daemon.lives()
         assert "internal_error" not in daemon.log()
         assert daemon.stop() == 0
-    assert report.answers["error"] > 1_000
+    assert report.answers["error"] > 500
     assert report.answers["reply"] > 100
     assert {"BAD_FRAME", "FENCED"} <= set(report.errors)
-    assert report.lifelines["ErrorReply"] > 50
+    assert report.lifelines["ErrorReply"] > 25

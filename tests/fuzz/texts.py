@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from resource import RUSAGE_SELF, getrusage
 from time import monotonic
 from typing import Any, Final, cast
 
@@ -24,6 +25,8 @@ from tests.proto.samples import SAMPLES
 
 SECONDS_MAX: Final = 5.0
 """For one text; all take milliseconds."""
+MEMORY_PEAK_KIB_MAX: Final = 256 << 10
+"""Most by which the peak of the process may grow, whatever a text claims."""
 HUGE: Final = (10**19, 10**400, -(10**400))
 """Whole numbers that JSON and TOML can write and no machine counts with."""
 PRESETS: Final = preset_names()
@@ -190,4 +193,8 @@ def try_many(
 ) -> Seen:
     """Make and try so many texts of one kind; return how often each came out how."""
     rng = Random(seed)
-    return Counter(try_one(rng, attempt) for _ in range(count))
+    before_kib = getrusage(RUSAGE_SELF).ru_maxrss
+    seen = Counter(try_one(rng, attempt) for _ in range(count))
+    grown_kib = getrusage(RUSAGE_SELF).ru_maxrss - before_kib
+    assert grown_kib <= MEMORY_PEAK_KIB_MAX, f"some text took {grown_kib} KiB"
+    return seen
