@@ -49,8 +49,9 @@ WORK_EVERY_FRAMES: Final = 200
 LIFELINE_EVERY_FRAMES: Final = 20
 """How often something damaged goes to the descriptor socket."""
 SEAT_FRAMES_MAX: Final = 1000
-MEMORY_GROWTH_BYTES_MAX: Final = 16 << 20
-"""Most that the daemon may grow by; what its largest messages took stays with its heap."""
+MEMORY_GROWTH_BYTES_MAX: Final = 32 << 20
+"""Most that the daemon may grow by, however many messages come: what its largest ones took stays
+with its heap. Without sockets free memory is given back first, and the bound is far closer."""
 
 
 @dataclass
