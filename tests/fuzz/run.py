@@ -40,8 +40,9 @@ LOG_LINE_CHARACTERS_MAX: Final = 12 * MESSAGE_CHARACTERS_MAX
 MEMORY_GROWTH_BYTES_MAX: Final = 4 << 20
 """Most that the process may grow by, whatever the number of frames, for what its heap cannot give
 back."""
-BLOCKS_GROWTH_MAX: Final = 2000
-"""Most by which the number of objects may grow; one kept per group or per refusal is more."""
+BLOCKS_GROWTH_MAX: Final = 4000
+"""Most by which the number of objects may grow: the group that works fills rings of 1024 batches.
+One object kept per refusal is far more in a full run."""
 STRANGER: Final = b"stranger"
 CURSORS: Final = frozenset({"applied", "given", "confirmed"})
 """What a rank has applied, which a header states whatever its body says."""
