@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 # environment forbids to write byte code: half of all that they compute. `make clean` removes it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-fast test-gpu sweep-cpu mutants check format clean
+.PHONY: help venv demo test test-fast test-gpu sweep-cpu mutants fuzz check format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test-gpu   the tests of the CUDA device, which need a GPU"
 	@echo "make sweep-cpu  the long sweeps, which take a quarter of an hour and more"
 	@echo "make mutants    leave out every rule that keeps pages apart and print which test notices"
+	@echo "make fuzz       send a million damaged frames to a daemon; half an hour"
 	@echo "make check      ruff, mypy, pyright and the architecture rules"
 	@echo "make format     let ruff format and sort the imports"
 	@echo "make venv       make or update the environment in $(VENV)"
@@ -60,6 +61,9 @@ sweep-cpu: venv
 
 mutants: venv
 	$(BIN)/python -m tests.mutation
+
+fuzz: venv
+	$(BIN)/python -m tests.fuzz
 
 check: venv
 	$(BIN)/ruff check .

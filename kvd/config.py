@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, NewType, cast
 
-from kvd.errors import FileError, SettingError
+from kvd.errors import FileError, SettingError, shown
 from kvd.limits import (
     BUDGET_BYTES_MAX,
     CHUNK_TOKENS_MAX,
@@ -454,7 +454,10 @@ def _read_file(file: Path) -> dict[str, object]:
     except OSError as error:
         reason = error.strerror or "unreadable"
         raise FileError(f"settings file '{file}' cannot be read: {reason}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise FileError(f"settings file '{file}' is nested too deeply for settings") from error
+    except ValueError as error:
+        # Wrong TOML, wrong UTF-8, or a number with more digits than Python reads.
         raise FileError(f"settings file '{file}' is not TOML: {error}") from error
     values: dict[str, object] = {}
     for section, table in tables.items():
@@ -483,10 +486,10 @@ def _refuseunknown_setting(flags: Mapping[str, object], environ: Mapping[str, st
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if name in known or variable.startswith(CLIENT_PREFIX):
             continue
+        said = f"{variable} = {shown(environ[variable])}"
         if name == "port" or name.startswith(("port_", "service_")):
             raise SettingError(
-                f"{variable} = {environ[variable]!r} is no setting but looks like a link that "
-                f"Kubernetes makes for a service called kvd: set enableServiceLinks: false in the "
-                f"pod, or rename the service"
+                f"{said} is no setting but looks like a link that Kubernetes makes for a service "
+                f"called kvd: set enableServiceLinks: false in the pod, or rename the service"
             )
-        raise unknown_setting(f"{variable} = {environ[variable]!r} in the environment", name, known)
+        raise unknown_setting(f"{said} in the environment", name, known)

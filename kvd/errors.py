@@ -15,7 +15,19 @@ KvdError (kvd_proto.errors)
 +-- InvariantError   kvd's own state is broken; work stops
 """
 
+import reprlib
+
 from kvd_proto.errors import ErrorCode, KvdError
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it, cut short where a file or a peer has an absurd one."""
+    short = reprlib.Repr()
+    short.maxstring = 80
+    try:
+        return short.repr(value)
+    except ValueError:  # Python writes no whole number of more than a few thousand digits
+        return f"a {type(value).__name__} with a number too long to show"
 
 
 class DeclareError(KvdError):

@@ -287,6 +287,7 @@ class BandUnits:
         """Take ``count`` holes for a writer and have what it has to wait for waited for."""
         if count > len(self._holes):
             self.merge_freed()
+        assert count <= len(self._holes)
         usage, fences = self.usage, self._order.fences
         self.hole_units -= count
         if usage.is_clear and fences.is_empty:

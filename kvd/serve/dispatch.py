@@ -18,7 +18,17 @@ from kvd.serve.memory import DescriptorKeeper
 from kvd.serve.recorder import Recorder
 from kvd.serve.timing import CoreTimes
 from kvd_proto.codec import decode_control, decode_header, encode
-from kvd_proto.control import Ack, Books, ErrorReply, Header, MessageKind, WhatIf
+from kvd_proto.control import (
+    Ack,
+    Books,
+    Bye,
+    Control,
+    ErrorReply,
+    Header,
+    MessageKind,
+    Ping,
+    WhatIf,
+)
 from kvd_proto.errors import ErrorCode, FrameError, KvdError
 
 
@@ -176,6 +186,7 @@ class Dispatcher:
         assert running is not None
         incarnation = running.stages[stage]
         if header.kind is MessageKind.FOLLOW:
+            _check_body(header, body, Ping)
             incarnation.confirm(rank, header.position)
             session.following = True
             self._wake_followers(running, stage)
@@ -188,12 +199,14 @@ class Dispatcher:
                 cause = f"{session.describe()} cannot go on: {failed.reason}"
                 self.lobby.end_group(session.group, cause, code=ErrorCode.RANK_LOST)
         elif header.kind is MessageKind.PING:
+            _check_body(header, body, Ping)
             incarnation.confirm(rank, header.position)
             self._ack(session)
             self._retry_parked()
         elif header.kind is MessageKind.ASK:
             self._ask(session, incarnation, header, body)
         elif header.kind is MessageKind.BYE:
+            _check_body(header, body, Bye)
             self._ack(session)
             cause = f"{session.describe()} left"
             self.lobby.end_group(session.group, cause, code=ErrorCode.RANK_LOST)
@@ -329,6 +342,20 @@ class Dispatcher:
         if session is not None and (fatal or error.code is ErrorCode.INTERNAL):
             self.lobby.end_group(session.group, error.message, code=error.code)
         self.refuse(identity, token, error, index=index)
+
+
+def _check_body(header: Header, body: bytes, expected: type[Control]) -> None:
+    """Raise KvdError unless the body is what a kind of message has, though nothing is read in it.
+
+    A header alone is a few bytes, which damage may turn into another kind's.
+    """
+    found = decode_control(body)
+    if not isinstance(found, expected):
+        raise SessionError(
+            f"message kind {header.kind.value} has a body of {type(found).__name__}; "
+            f"{expected.__name__} is expected",
+            code=ErrorCode.BAD_FRAME,
+        )
 
 
 def _without_torn_headers(frames: list[bytes]) -> list[bytes]:

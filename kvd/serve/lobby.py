@@ -17,7 +17,7 @@ from kvd.serve.memory import DescriptorKeeper
 from kvd.serve.recorder import Recorder
 from kvd_proto.codec import decode_control, encode
 from kvd_proto.control import Descriptors, FreeQuarantined, Header, Hello, MessageKind, Role
-from kvd_proto.errors import ErrorCode, KvdError
+from kvd_proto.errors import ErrorCode, KvdError, clip_text
 from kvd_proto.version import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN
 
 QUIET_POLL_S = 0.005
@@ -259,6 +259,7 @@ class Lobby:
         if group.running is None:
             return
         stages = group.stages
+        cause = clip_text(cause)  # a rank's own words may be in it
         self._log(f"event=incarnation_end group={group.name} code={code.value} cause={cause!r}")
         sessions = group.end(cause, code=code, now_s=monotonic())
         if self._recorder is not None:
@@ -340,11 +341,12 @@ class Lobby:
                 "evidence is empty: say what proves that nobody touches the memory any more",
                 code=ErrorCode.BAD_ARGUMENT,
             )
+        evidence = clip_text(request.evidence)
         self._log(
             f"event=quarantine_overruled group={request.group} rank={item.rank!r} "
-            f"by_process={pid} evidence={request.evidence!r} reason={item.reason!r}"
+            f"by_process={pid} evidence={evidence!r} reason={item.reason!r}"
         )
-        item.free_on_proof(request.evidence)
+        item.free_on_proof(evidence)
 
     # ---- descriptors ----------------------------------------------------------------------------
 

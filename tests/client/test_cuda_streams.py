@@ -193,6 +193,7 @@ def test_a_read_only_fence_page_takes_no_stream(device: CudaDevice) -> None:
     page.close()
 
 
+@pytest.mark.case("132")
 def test_events_are_reused_and_nothing_is_allocated_later(
     device: CudaDevice, driver: FakeDriver, stream: CudaStream
 ) -> None:
@@ -279,6 +280,7 @@ def test_a_mapping_lives_as_long_as_what_was_made_from_it(
     assert not driver.mapped
 
 
+@pytest.mark.case("129")
 def test_a_relayed_event_is_used_again_only_when_it_was_acknowledged(
     driver: FakeDriver, stream: CudaStream
 ) -> None:

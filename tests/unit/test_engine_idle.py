@@ -112,6 +112,7 @@ def test_a_promise_without_a_request_is_found() -> None:
         check_idle(engine)
 
 
+@pytest.mark.case("27")
 def test_a_waiter_may_wait_for_what_a_quarantine_keeps_back() -> None:
     engine = _sent()
     engine.release(Released((), (), (), (1,)))
