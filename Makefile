@@ -2,12 +2,14 @@
 #
 #   PYTHON   the interpreter that makes the environment, 3.11 or newer
 #   VENV     where the environment lies
+#   SWEEP_JOBS  processes of the long sweep, all cores if it is not said
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
+SWEEP_JOBS ?= $(shell nproc)
 
 # The tests start some hundreds of processes, which would compile every module anew where the
 # environment forbids to write byte code: half of all that they compute. `make clean` removes it.
@@ -56,7 +58,10 @@ test-fast: venv
 test-gpu: venv
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
 
+# 2,002,000 operations over 440 seeds, 40 on each of 11 shapes; a tenth of all answers is found again
+# by trying every layout.
 sweep-cpu: venv
+	$(BIN)/kvd stress --seeds 440 --ops 4550 --jobs $(SWEEP_JOBS) --oracle-share 100 --coverage
 	$(BIN)/python -m pytest -q -m sweep --timeout=0 --durations=0
 
 mutants: venv

@@ -1,0 +1,172 @@
+"""Steps on ranks and their devices: what runs when, how transfers end, and death."""
+
+from typing import Any
+
+from kvd.testing.modelled.ranks import DEADLINE_MS
+from kvd.testing.stress.misuse import MISUSES
+from kvd.testing.stress.pace import FAVOURS
+from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
+from kvd.testing.stress.played_run import PlayedRun
+from kvd.testing.stress.program import (
+    CheckTables,
+    Die,
+    EndTransfer,
+    FailCopy,
+    Follow,
+    Lead,
+    LetGo,
+    Misuse,
+    Play,
+    Rest,
+)
+from kvd.testing.stress.rest import check_at_rest
+from kvd.testing.stress.scheduler import Scheduler
+from kvd_client.errors import ReplyError
+from kvd_proto.operations import CopyEnded, TransferEnded
+
+ACTIONS_MAX = 60
+PARTS_FOLLOWED_MAX = 8
+
+
+def play(run: PlayedRun, step: Play) -> bool:
+    """Let actions run."""
+    run.pace.favour_index = step.favour_index % len(FAVOURS)
+    return run.advance(step.actions_count % ACTIONS_MAX + 1)
+
+
+def follow(run: PlayedRun, step: Follow) -> bool:
+    """Have a rank catch up by some parts."""
+    hands = run.stage.hands
+    hand = hands[step.rank % len(hands)]
+    return run.follow(hand, step.count % PARTS_FOLLOWED_MAX + 1) > 0
+
+
+def lead(run: PlayedRun, step: Lead) -> bool:
+    """Have another rank be the first, where ranks are all alike."""
+    hands = run.stage.hands
+    index = step.rank % len(hands)
+    if run.program.leader or index == run.first_index:
+        return False
+    run.follow(hands[index], len(run.script))
+    run.first_index = index
+    return True
+
+
+def check_tables(run: PlayedRun, step: CheckTables) -> bool:
+    """Have a rank that did everything compare its tables with the books."""
+    hands = run.stage.hands
+    hand = hands[step.rank % len(hands)]
+    if hand.launching or hand.done_count != len(run.script) or not run.script:
+        return False  # what survived a death is told with the first batch
+    hand.rank.note("compares its tables")
+    hand.rank.client.check_tables()
+    return True
+
+
+def rest(run: PlayedRun, step: Rest) -> bool:
+    """Have everything that was begun happen, and compare all that is live on every rank."""
+    if run.scheduler.launching or not run.script:
+        return False  # what is decided meanwhile, or survived a death, is not applied yet
+    for hand in run.stage.hands:
+        run.follow(hand, len(run.script))
+    run.come_to_rest()
+    check_at_rest(run)
+    return True
+
+
+def die(run: PlayedRun, step: Die) -> bool:
+    """Let one rank die, or all of them."""
+    count = run.program.ranks_count
+    run.die(range(count) if step.all_die else [step.rank % count])
+    return True
+
+
+# ---- copies and transfers -----------------------------------------------------------------------
+
+
+def fail_copy(run: PlayedRun, step: FailCopy) -> bool:
+    """Have a rank report as failed a copy that is over on it and that it did not report."""
+    ranks = run.stage.ranks
+    rank = ranks[step.rank % len(ranks)]
+    running = [copy.number for copy in run.model.copies.values() if copy.submitted]
+    for number in run.scheduler.pick(running, step.pick_index, len(running)):
+        try:
+            end = rank.client.session.applier.copies.end_of(number)
+        except ReplyError:
+            continue  # this rank did not come to it yet
+        if end is None:
+            continue
+        rank.note(f"reports copy {number}")
+        end.synchronize(DEADLINE_MS)
+        rank.client.fact(CopyEnded(number, failed=True))
+        return True
+    return False
+
+
+def let_go(run: PlayedRun, step: LetGo) -> bool:
+    """Let the peers of a transfer begin, on all ranks."""
+    published = [one.number for one in run.model.transfers.values() if one.published]
+    for number in run.scheduler.pick(published, step.pick_index):
+        for rank in run.stage.ranks:
+            rank.let_go(number)
+        return True
+    return False
+
+
+def end_transfer(run: PlayedRun, step: EndTransfer) -> bool:
+    """Have a rank report how a transfer ended there."""
+    ranks = run.stage.ranks
+    rank = ranks[step.rank % len(ranks)]
+    for peer in run.scheduler.pick(list(rank.peers.values()), step.pick_index):
+        return report_transfer(run, rank, peer, failed=step.failed, proven=not step.unproven)
+    return False
+
+
+def report_transfer(
+    run: PlayedRun, rank: PlayedRank[Any], peer: PlayedPeer, *, failed: bool, proven: bool
+) -> bool:
+    """Report the end of a transfer as far as it is known; return whether anything was reported."""
+    number = peer.plan.number
+    if not peer.ended or (failed and not proven):
+        if not failed or proven or peer.astray:
+            return False
+        peer.astray = True
+        fact = TransferEnded(number, failed=True, proven=False)
+    else:
+        if not failed:
+            rank.check_shipped(peer)
+        del rank.peers[number]
+        fact = TransferEnded(number, failed=failed)
+    transfer = run.model.transfers[number]
+    transfer.failed |= failed
+    rank.note(f"reports transfer {number}")
+    rank.client.fact(fact)
+    return True
+
+
+# ---- wrong use ----------------------------------------------------------------------------------
+
+
+def misuse(run: PlayedRun, step: Misuse) -> bool:
+    """Ask for something wrong between two things that are not."""
+    name = ask_wrong(run.scheduler, step)
+    if name:
+        run.counts[f"misuse {name}"] += 1
+    return bool(name)
+
+
+def ask_wrong(scheduler: Scheduler, step: Misuse) -> str:
+    """Send a batch that holds something wrong; return what, empty where there is nobody for it."""
+    if scheduler.has_asked:
+        scheduler.send()
+    for make in scheduler.pick(MISUSES, step.kind_index, len(MISUSES)):
+        ask = make(scheduler, step.pick_index)
+        if ask is not None:
+            break
+    else:
+        return ""
+    scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
+    scheduler.ask(ask)
+    scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
+    scheduler.send(misused=True)
+    return make.__name__.strip("_")
