@@ -137,10 +137,10 @@ def _end_all(run: "StressRun") -> None:
     """End everybody, have all ranks do so, and see that nothing is left; raises StressFailure."""
     empty(run)
     _catch_up(run)
-    _check_empty(run)
+    check_empty(run)
 
 
-def _check_empty(run: "StressRun") -> None:
+def check_empty(run: "StressRun") -> None:
     """Raise StressFailure unless nothing is left of anybody."""
     engine = run.stage.incarnation.engine
     chain = engine.chain

@@ -61,7 +61,7 @@ from kvd.testing.stress.program import (
 PERMILLE: Final = 1000
 
 WEIGHTS: Final[dict[type[AnyStep], int]] = {
-    Admit: 40,
+    Admit: 60,
     AskAgain: 60,
     GiveUp: 20,
     Extend: 40,
@@ -71,16 +71,16 @@ WEIGHTS: Final[dict[type[AnyStep], int]] = {
     Free: 15,
     Launch: 80,
     Record: 50,
-    Abort: 2,
+    Abort: 10,
     Process: 60,
     Insert: 15,
     Evict: 40,
     LoadReserve: 12,
     LoadName: 8,
     LoadSubmit: 12,
-    LoadCancel: 3,
+    LoadCancel: 8,
     Backup: 15,
-    FailCopy: 6,
+    FailCopy: 16,
     Hold: 8,
     Publish: 14,
     CancelHold: 2,
@@ -91,7 +91,7 @@ WEIGHTS: Final[dict[type[AnyStep], int]] = {
     ResetSink: 1,
     Idle: 8,
     Send: 90,
-    Misuse: 10,
+    Misuse: 25,
     Play: 110,
     Follow: 90,
     Lead: 6,
@@ -106,10 +106,18 @@ PROFILES: Final[dict[str, dict[type[AnyStep], int]]] = {
     "crowded": {Admit: 200, AskAgain: 80, Free: 8, Insert: 10, Extend: 80},
     "sliding": {Decode: 160, Advance: 160, Launch: 140, Process: 120, Stand: 60},
     "cache": {Insert: 80, Evict: 25, Admit: 110, Free: 4},
-    "copies": {Backup: 60, LoadReserve: 60, LoadName: 30, LoadSubmit: 50, Insert: 50, FailCopy: 8},
+    "copies": {
+        Backup: 60,
+        LoadReserve: 60,
+        LoadName: 30,
+        LoadSubmit: 50,
+        Insert: 50,
+        FailCopy: 40,
+        Misuse: 90,
+    },
     "transfers": {Hold: 60, Publish: 60, Post: 60, LetGo: 60, EndTransfer: 160, CancelHold: 8},
     "stuck": {Hold: 40, Publish: 40, Post: 60, LetGo: 4, EndTransfer: 20, Admit: 120, Extend: 90},
-    "death": {Die: 12, Insert: 60, Process: 100, Send: 140},
+    "death": {Die: 16, Insert: 60, Process: 100, Send: 140},
     "rearranging": {Relief: 70, Idle: 40, Free: 50, Admit: 110, LoadReserve: 30},
     "tangled": {Abort: 16, Launch: 160, Process: 30, Misuse: 20, Follow: 40, Play: 40},
 }
@@ -148,14 +156,14 @@ FLAGS: Final[dict[str, int]] = {
     "request": 300,
     "failed": 350,
     "unproven": 600,
-    "all_die": 200,
+    "all_die": 400,
 }
 """Of each flag: permille of the draws in which it is set."""
 
 BANDS_MAX: Final = 5
 RELIEF_UNITS: Final = (0, 0, 0, 1, 2, 3, 5, 9, 14, 30)
 
-RUN_PERMILLE: Final = 550
+RUN_PERMILLE: Final = 250
 """Of how many draws a short run of steps comes of."""
 
 
@@ -268,6 +276,8 @@ def _load(random: Random) -> Iterator[AnyStep]:
     """Load, from the reservation to the start."""
     yield _drawn(LoadReserve, random)
     yield Send()
+    if random.randrange(4) == 0:
+        yield Misuse(kind_index=random.randrange(7, 11), pick_index=random.randrange(64))
     if random.randrange(3) == 0:
         yield _drawn(Relief, random)
     if random.randrange(2):
@@ -313,6 +323,15 @@ def _catch_up(random: Random) -> Iterator[AnyStep]:
     yield Send()
 
 
+def _die(random: Random) -> Iterator[AnyStep]:
+    """Die at times, behind something that may survive it."""
+    yield Insert(pick_index=random.randrange(64))
+    yield from _catch_up(random)
+    yield from _catch_up(random)
+    if random.randrange(6) == 0:
+        yield _drawn(Die, random)
+
+
 def _make_way(random: Random) -> Iterator[AnyStep]:
     """Somebody ends under a forward, and what he left is taken."""
     yield _drawn(Launch, random)
@@ -339,6 +358,7 @@ _RUNS: Final = (
     _receive,
     _catch_up,
     _make_way,
+    _die,
 )
 
 assert len(WEIGHTS) == len(STEP_TYPES), "a step has no weight"
