@@ -155,7 +155,7 @@ class StressRun:
             plan_forward=self._plan_forward,
         )
         survives = legacy is not None and legacy.engine is not None
-        self.oracle = Oracle(
+        self.oracle: Oracle = Oracle(
             self.stage.incarnation.engine,
             seed=program.seed_index * INCARNATIONS_MAX + self._number,
             share_permille=self.oracle_permille,
