@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvd_client.device.copies import CopyWork, WaitForCopy
-from kvd_client.device.port import Commands, Device, Event, IntArray, Memory, RowTable
+from kvd_client.device.places import BandPlaces, PlanPlaces
+from kvd_client.device.port import Commands, Device, Event, IntArray, Memory
 from kvd_client.errors import ReplyError
-from kvd_proto.memory import BandPlan, Lifetime, StoragePlan
 from kvd_proto.outcomes import (
     NO_COLUMN,
     AnyEffect,
@@ -38,6 +38,8 @@ NOTHING: Final = np.zeros(0, dtype=np.int64)
 """An empty list of units or rows."""
 
 _INT32: Final = np.dtype("<i4")
+_ZEROES: Final = np.zeros(1024, dtype=np.int64)
+_ZEROES.flags.writeable = False
 _NONE_LEAST: Final = 1 << 62
 _NONE_GREATEST: Final = -1
 
@@ -62,6 +64,10 @@ class LaunchWork:
     def empty(self) -> bool:
         """Return whether there is nothing to do."""
         return not len(self.clear_slots) and not len(self.reset_rows)
+
+
+NO_LAUNCH_WORK: Final = LaunchWork(NOTHING, NOTHING)
+"""What most replies leave to the next launch."""
 
 
 class Columns:
@@ -161,28 +167,54 @@ def decode_columns(outcomes: Sequence[Outcome]) -> list[Columns]:
 
 
 class Assembly:
-    """Commands and waits of one reply, in order, and what it leaves to the next launch."""
+    """Commands and waits of one reply, in order, and what it leaves to the next launch.
+
+    A decode step passes here with some nine effects and has microseconds for each, so what effects
+    ask of the plan is worked out before (`PlanPlaces`), and nothing is done for a rare case, such
+    as slots to be cleared, where there is none.
+    """
+
+    __slots__ = (
+        "_check_copy",
+        "_clear_slots",
+        "_columns",
+        "_commands",
+        "_device",
+        "_has_moved",
+        "_memory",
+        "_piece_empty",
+        "_places",
+        "_progress",
+        "_reset_rows",
+        "_wait_for_step",
+        "pieces",
+    )
 
     def __init__(
         self,
         device: Device,
         memory: Memory,
-        plan: StoragePlan,
+        places: PlanPlaces,
         *,
-        row_table: RowTable,
         launch_work: LaunchWork,
         check_copy: Callable[[CopyWork], None],
+        wait_for_step: Callable[["Assembly", int], None],
     ) -> None:
-        """Start empty; ``check_copy`` raises ReplyError for a copy that cannot be carried out."""
+        """Start empty; ``check_copy`` raises ReplyError for a copy that cannot be carried out.
+
+        ``wait_for_step`` adds the wait for a step of this rank that an effect asks for.
+        """
         self._device = device
         self._memory = memory
-        self._plan = plan
-        self._row_table = row_table
+        self._places = places
         self._check_copy = check_copy
+        self._wait_for_step = wait_for_step
         self._columns = NO_COLUMNS
         self._commands = device.commands(memory)
-        self._clear_slots = [launch_work.clear_slots]
-        self._reset_rows = [launch_work.reset_rows]
+        clear_slots, reset_rows = launch_work.clear_slots, launch_work.reset_rows
+        self._clear_slots = [clear_slots] if len(clear_slots) else []
+        """Without empty arrays among them: mostly there is nothing to clear."""
+        self._reset_rows = [reset_rows] if len(reset_rows) else []
         self._piece_empty = True
         self._has_moved = False
         """Whether the segment that is being added holds a move."""
@@ -195,9 +227,9 @@ class Assembly:
 
     def launch_work(self) -> LaunchWork:
         """Return what is left to the next launch: the earlier work and this reply's."""
-        if len(self._clear_slots) == 1 and len(self._reset_rows) == 1:
-            return LaunchWork(self._clear_slots[0], self._reset_rows[0])
-        return LaunchWork(np.concatenate(self._clear_slots), np.concatenate(self._reset_rows))
+        if not self._clear_slots and not self._reset_rows:
+            return NO_LAUNCH_WORK
+        return LaunchWork(_joined(self._clear_slots), _joined(self._reset_rows))
 
     def end_segment(self, position: int, segment_index: int) -> None:
         """Say that everything up to here is done, once it is.
@@ -237,118 +269,135 @@ class Assembly:
 
     def add(self, effect: AnyEffect) -> None:
         """Add one effect; raises ReplyError if it does not fit the plan."""
-        if isinstance(effect, Copy):
-            self._add_between(self._copy_work(effect))
-            return
-        self._piece_empty = False
+        # The most frequent first: each case asks for one type after the other.
         match effect:
-            case Zero():
-                self._zero(effect)
             case WriteMap():
                 self._write_map(effect)
+            case Zero():
+                self._zero(effect)
             case WriteRows():
                 self._write_rows(effect)
+            case Wait():
+                if effect.copy:
+                    self.add_copy_wait(effect.copy)
+                else:
+                    self._wait_for_step(self, effect.step)
+                return
+            case Copy():
+                self._add_between(self._copy_work(effect))
+                return
             case WriteSlots():
                 self._write_slots(effect)
             case ClearSlots():
-                self._clear_slots.append(self._units(self._state_band(), effect.units))
+                self._clear_later(effect)
             case ResetRows():
                 self._reset_row(effect)
             case Move():
                 self._move(effect)
-            case Wait():
-                raise ReplyError(f"an applier makes events of waits, this one is {effect}")
             case ZeroSink():
-                self._commands.zero_bytes(start_bytes=0, end_bytes=self._plan.sink_bytes)
+                self._commands.zero_bytes(start_bytes=0, end_bytes=self._places.plan.sink_bytes)
             case _:
                 assert_never(effect)
+        self._piece_empty = False
 
     def _copy_work(self, effect: Copy) -> CopyWork:
+        band = self._band(effect.band)
         work = CopyWork(
             effect.copy,
             effect.stream,
             effect.band,
-            self._units(self._band(effect.band), effect.units),
+            self._columns.within(effect.units, band.unit_start, band.unit_end, "unit"),
             self._columns.within(effect.host_units, 0, _NONE_LEAST, "place in a host pool"),
         )
         self._check_copy(work)
-        if work.stream is CopyStream.LOAD:
-            self._forget_clears(self._band(effect.band), work.units)
+        if work.stream is CopyStream.LOAD and self._clear_slots:
+            self._forget_clears(band, work.units)
         return work
 
     def _write_progress(self) -> None:
         assert self._progress is not None
         self._piece_empty = False
         self._commands.write_words(
-            offset_bytes=self._plan.region.progress.offset_bytes, values=self._progress
+            offset_bytes=self._places.progress_offset_bytes, values=self._progress
         )
         self._progress = None
 
     def _zero(self, effect: Zero) -> None:
         band = self._band(effect.band)
-        units = self._units(band, effect.units)
+        units = self._columns.within(effect.units, band.unit_start, band.unit_end, "unit")
         self._commands.zero_units(base_bytes=0, unit_bytes=band.unit_bytes, units=units)
-        self._forget_clears(band, units)
+        if self._clear_slots:
+            self._forget_clears(band, units)
 
     def _write_map(self, effect: WriteMap) -> None:
-        band = self._band(effect.band)
-        table = self._plan.region.band_maps[effect.band]
+        band, columns = self._band(effect.band), self._columns
         # Entry 0 is the sink's and never changes.
-        virtual = self._columns.within(effect.virtual, 1, table.entry_count, "virtual id")
+        virtual = columns.within(effect.virtual, 1, band.map_entry_count, "virtual id")
+        count = len(virtual)
         if effect.physical == NO_COLUMN:
-            physical = np.zeros(len(virtual), dtype=np.int64)
+            physical = _ZEROES[:count] if count <= len(_ZEROES) else np.zeros_like(virtual)
         else:
-            physical = self._units(band, effect.physical)
-        self._write(table.offset_bytes, table.entry_count, virtual, physical)
+            physical = columns.within(effect.physical, band.unit_start, band.unit_end, "unit")
+            if count != len(physical):
+                raise _unpaired(virtual, physical)
+        self._commands.write_int32(
+            offset_bytes=band.map_offset_bytes,
+            entry_count=band.map_entry_count,
+            indices=virtual,
+            values=physical,
+        )
 
     def _write_rows(self, effect: WriteRows) -> None:
-        plan = self._plan
+        places, columns = self._places, self._columns
         rows = self._rows(effect.rows)
-        places = self._columns.within(effect.places, 0, plan.row_pages, "place in a row")
-        pages = self._columns.within(effect.virtual, 0, plan.virtual_page_count, "virtual page")
-        if not len(rows) == len(places) == len(pages):
+        cells = columns.within(effect.places, 0, places.row_pages, "place in a row")
+        pages = columns.within(effect.virtual, 0, places.virtual_page_count, "virtual page")
+        if not len(rows) == len(cells) == len(pages):
             raise ReplyError(
-                f"{len(rows)} rows and {len(places)} places do not pair up with {len(pages)} pages"
+                f"{len(rows)} rows and {len(cells)} places do not pair up with {len(pages)} pages"
             )
-        self._commands.write_rows(table=self._row_table, rows=rows, places=places, pages=pages)
+        self._commands.write_rows(table=places.row_table, rows=rows, places=cells, pages=pages)
 
     def _write_slots(self, effect: WriteSlots) -> None:
-        table = self._plan.region.state_table
+        plan = self._places.plan
+        table = plan.region.state_table
         if table is None:
             raise ReplyError("a write of state slots, but the plan has no state band")
         rows = self._rows(effect.rows)
-        slots = self._columns.within(
-            effect.virtual, 0, self._plan.virtual_slot_count, "state slot id"
+        slots = self._columns.within(effect.virtual, 0, plan.virtual_slot_count, "state slot id")
+        if len(rows) != len(slots):
+            raise _unpaired(rows, slots)
+        self._commands.write_int32(
+            offset_bytes=table.offset_bytes,
+            entry_count=table.row_count * table.column_count,
+            indices=rows * table.column_count,
+            values=slots,
         )
-        self._write(
-            table.offset_bytes,
-            table.row_count * table.column_count,
-            rows * table.column_count,
-            slots,
-        )
+
+    def _clear_later(self, effect: ClearSlots) -> None:
+        """Leave the clearing to the next launch."""
+        band = self._state_band()
+        slots = self._columns.within(effect.units, band.unit_start, band.unit_end, "unit")
+        if len(slots):
+            self._clear_slots.append(slots)
 
     def _reset_row(self, effect: ResetRows) -> None:
         """Leave the reset to the next launch; the row names no pages from here on."""
         rows = self._rows(effect.rows)
-        self._reset_rows.append(rows)
-        lengths = self._plan.region.row_lengths
-        self._write(
-            lengths.offset_bytes, lengths.row_count, rows, np.zeros(len(rows), dtype=np.int64)
-        )
-
-    def _write(
-        self, offset_bytes: int, entry_count: int, indices: IntArray, values: IntArray
-    ) -> None:
-        if len(indices) != len(values):
-            raise ReplyError(f"{len(indices)} places in a table and {len(values)} values for them")
+        if len(rows):
+            self._reset_rows.append(rows)
+        lengths = self._places.plan.region.row_lengths
         self._commands.write_int32(
-            offset_bytes=offset_bytes, entry_count=entry_count, indices=indices, values=values
+            offset_bytes=lengths.offset_bytes,
+            entry_count=lengths.row_count,
+            indices=rows,
+            values=np.zeros_like(rows),
         )
 
     def _move(self, effect: Move) -> None:
-        band = self._band(effect.band)
-        sources = self._units(band, effect.sources)
-        destinations = self._units(band, effect.destinations)
+        band, columns = self._band(effect.band), self._columns
+        sources = columns.within(effect.sources, band.unit_start, band.unit_end, "unit")
+        destinations = columns.within(effect.destinations, band.unit_start, band.unit_end, "unit")
         if len(sources) != len(destinations):
             raise ReplyError(f"{len(sources)} units cannot move to {len(destinations)} places")
         if np.intersect1d(sources, destinations).size:
@@ -357,37 +406,40 @@ class Assembly:
         self._commands.move_units(
             base_bytes=0, unit_bytes=band.unit_bytes, sources=sources, destinations=destinations
         )
-        self._let_clears_follow(band, sources, destinations)
+        if self._clear_slots and len(sources):
+            self._let_clears_follow(band, sources, destinations)
 
-    def _let_clears_follow(self, band: BandPlan, sources: IntArray, destinations: IntArray) -> None:
+    def _let_clears_follow(
+        self, band: BandPlaces, sources: IntArray, destinations: IntArray
+    ) -> None:
         """Bring what the next launch is to clear in line with a move.
 
         A slot that moves is cleared where it went.
         """
-        slots = np.concatenate(self._clear_slots)
-        if not len(slots) or not len(sources):
-            return
+        slots = _joined(self._clear_slots)
         overwritten = self._overwritten(slots, band, destinations)
-        if band is not state_band(self._plan):
-            self._clear_slots = [slots[~overwritten]]
+        if band is not self._places.state:
+            self._keep_clears(slots[~overwritten])
             return
         order = np.argsort(sources, kind="stable")
         places = np.minimum(np.searchsorted(sources[order], slots), len(sources) - 1)
         moved = sources[order][places] == slots
         followed = np.where(moved, destinations[order][places], slots)
-        self._clear_slots = [followed[moved | ~overwritten]]
+        self._keep_clears(followed[moved | ~overwritten])
 
-    def _forget_clears(self, band: BandPlan, units: IntArray) -> None:
+    def _forget_clears(self, band: BandPlaces, units: IntArray) -> None:
         """Have the next launch leave alone what is written now.
 
         Its slot was freed before any launch and the bytes are somebody else's, or it is to hold
         what arrives from elsewhere.
         """
-        slots = np.concatenate(self._clear_slots)
-        if len(slots):
-            self._clear_slots = [slots[~self._overwritten(slots, band, units)]]
+        slots = _joined(self._clear_slots)
+        self._keep_clears(slots[~self._overwritten(slots, band, units)])
 
-    def _overwritten(self, slots: IntArray, band: BandPlan, units: IntArray) -> MaskArray:
+    def _keep_clears(self, slots: IntArray) -> None:
+        self._clear_slots = [slots] if len(slots) else []
+
+    def _overwritten(self, slots: IntArray, band: BandPlaces, units: IntArray) -> MaskArray:
         """Return which state slots share bytes with some units of a band."""
         slot_bytes, unit_bytes = self._state_band().unit_bytes, band.unit_bytes
         starts, unit_starts = slots[:, None] * slot_bytes, units[None, :] * unit_bytes
@@ -396,35 +448,24 @@ class Assembly:
 
     def _rows(self, index: int) -> IntArray:
         # Row 0 is the padding row and never changes.
-        return self._columns.within(index, 1, self._plan.row_count, "request row")
+        return self._columns.within(index, 1, self._places.row_count, "request row")
 
-    def _units(self, band: BandPlan, index: int) -> IntArray:
-        return self._columns.within(index, band.unit_index_min, band.unit_index_end_count, "unit")
+    def _band(self, index: int) -> BandPlaces:
+        bands = self._places.bands
+        if not 0 <= index < len(bands):
+            raise ReplyError(f"an effect names band {index} of {len(bands)}")
+        return bands[index]
 
-    def _band(self, index: int) -> BandPlan:
-        if not 0 <= index < len(self._plan.bands):
-            raise ReplyError(f"an effect names band {index} of {len(self._plan.bands)}")
-        return self._plan.bands[index]
-
-    def _state_band(self) -> BandPlan:
-        band = state_band(self._plan)
+    def _state_band(self) -> BandPlaces:
+        band = self._places.state
         if band is None:
             raise ReplyError("slots are to be cleared, but the plan has no state band")
         return band
 
 
-def row_table(plan: StoragePlan) -> RowTable:
-    """Return the tables that pages of requests are written to."""
-    table, lengths = plan.region.request_table, plan.region.row_lengths
-    return RowTable(
-        pages_offset_bytes=table.offset_bytes,
-        lengths_offset_bytes=lengths.offset_bytes,
-        row_count=table.row_count,
-        row_pages=plan.row_pages,
-        page_tokens=plan.page_tokens,
-    )
+def _joined(arrays: Sequence[IntArray]) -> IntArray:
+    return np.concatenate(arrays) if arrays else NOTHING
 
 
-def state_band(plan: StoragePlan) -> BandPlan | None:
-    """Return the plan's state band, or None."""
-    return next((band for band in plan.bands if band.lifetime is Lifetime.STATE), None)
+def _unpaired(indices: IntArray, values: IntArray) -> ReplyError:
+    return ReplyError(f"{len(indices)} places in a table and {len(values)} values for them")

@@ -4,7 +4,6 @@ Importing this module loads both, so only who asks for a CUDA device imports it.
 """
 
 import ctypes
-import os
 import sys
 import threading
 from collections.abc import Generator
@@ -74,7 +73,6 @@ class CudaDriver:
         place = gpus.index(wanted)
         self._gpu_uuid = wanted
         self._place = place
-        self._pid = os.getpid()
         self._device = call("cuDeviceGet", cu.cuDeviceGet(place))
         self._context = call("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(self._device))
         self._threads = threading.local()

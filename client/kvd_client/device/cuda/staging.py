@@ -8,18 +8,15 @@ import ctypes
 from collections import deque
 from typing import Final
 
-import numpy as np
-
 from kvd_client.device.cuda.driver import Driver, Handle
 from kvd_client.device.cuda.event import EventPool, poll
-from kvd_client.device.port import IntArray
+from kvd_client.device.cuda.submission import WORD_BYTES
 from kvd_client.errors import DeviceError
 from kvd_proto.errors import ErrorCode
 
 STAGING_BYTES: Final = 4 << 20
 COUNTER_BYTES: Final = 256
 """The counter of blocks in front of the device's ring, by itself on its cache lines."""
-WORD_BYTES: Final = 8
 LONG_BYTES: Final = 64 << 10
 """Copying so much takes about as long as the two calls that let it run beside other work."""
 PLACE_WAIT_MS: Final = 30_000
@@ -40,13 +37,13 @@ class Staging:
         self.counter_address = driver.allocate(COUNTER_BYTES + size_bytes)
         self._address = self.counter_address + COUNTER_BYTES
         self._host_address = driver.allocate_host(size_bytes)
-        words = (ctypes.c_int64 * self._word_count).from_address(self._host_address)
-        self._words: IntArray = np.frombuffer(memoryview(words), dtype=np.int64)
+        area = (ctypes.c_uint8 * size_bytes).from_address(self._host_address)
+        self._bytes = memoryview(area).cast("B")
         self._next = 0
         self._in_flight: deque[tuple[int, int, Handle]] = deque()
 
-    def take(self, word_count: int) -> tuple[int, IntArray]:
-        """Return a place in words, and the host's side of it.
+    def take(self, word_count: int) -> tuple[int, memoryview]:
+        """Return a place in words, and the bytes of the host's side of it.
 
         Blocks while the ring is full; raises DeviceError with code TIMED_OUT if it stays full.
         """
@@ -64,7 +61,7 @@ class Staging:
             self._pool.give(event)
             self._in_flight.popleft()
         self._next = end
-        return start, self._words[start:end]
+        return start, self._bytes[WORD_BYTES * start : WORD_BYTES * end]
 
     def _wait(self, event: Handle) -> None:
         """Block until the GPU read a place; raises DeviceError with code TIMED_OUT."""
@@ -105,5 +102,5 @@ class Staging:
             self._pool.give(event)
         self._in_flight.clear()
         self._driver.free(self.counter_address)
-        self._words = np.zeros(0, dtype=np.int64)
+        self._bytes = memoryview(b"")
         self._driver.free_host(self._host_address)

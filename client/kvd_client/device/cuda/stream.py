@@ -5,7 +5,6 @@ a captured submission would read staging memory that serves another by then.
 """
 
 import ctypes
-import os
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -24,8 +23,9 @@ from kvd_client.device.cuda.submission import (
     Launch,
 )
 from kvd_client.device.fences import Lane, LaneNumber, passed
-from kvd_client.device.port import Commands, Event, IntArray
+from kvd_client.device.port import Commands, Event
 from kvd_client.errors import DeviceError, ForkedError
+from kvd_client.process import PROCESS
 from kvd_proto.errors import ErrorCode
 
 BLOCKS_PER_MULTIPROCESSOR: Final = 8
@@ -62,7 +62,7 @@ class CudaStream:
         self._pool = pool
         self._lanes = lanes
         self._lane = lane
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self._owned = raw is None
         self._handle: Handle = driver.new_stream() if raw is None else driver.known_stream(raw)
         self._order = threading.RLock()
@@ -71,14 +71,14 @@ class CudaStream:
         self._blocks_max = BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessor_count
         self._small_blocks_max = SMALL_BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessor_count
         self._inline = (ctypes.c_int64 * INLINE_WORDS)()
-        self._inline_words: IntArray = np.frombuffer(memoryview(self._inline), dtype=np.int64)
+        self._inline_bytes = memoryview(self._inline).cast("B")
         self._inline_arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._inline))
         self._inline_address = ctypes.addressof(self._inline_arguments)
         self._pointer = ctypes.c_uint64()
         self._staged_arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._pointer))
         self._staged_address = ctypes.addressof(self._staged_arguments)
         self._move = (ctypes.c_int64 * MOVE_WORDS)()
-        self._move_words: IntArray = np.frombuffer(memoryview(self._move), dtype=np.int64)
+        self._move_bytes = memoryview(self._move).cast("B")
         self._move_arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._move))
         self._move_address = ctypes.addressof(self._move_arguments)
         self._check_usable()
@@ -260,54 +260,45 @@ class CudaStream:
         else:
             block_count = min(launch.tiles_count, self._blocks_max) + launch.needs_own_block
         count = launch.word_count
-        counter = self._staging.counter_address
-        done_address = self._done_address if number else 0
-        if count <= INLINE_WORDS and not staged:
-            launch.encode(
-                self._inline_words,
-                base_address=base_address,
-                counter_address=counter,
-                done_address=done_address,
-                done_number=number,
-            )
-            self._driver.launch(
-                self._handle,
-                moves=launch.is_move,
-                inline=True,
-                block_count=block_count,
-                arguments_address=self._inline_address,
-            )
-            return
-        start, words = self._staging.take(count)
+        inline = count <= INLINE_WORDS and not staged
+        if inline:
+            start, target = 0, self._inline_bytes
+        else:
+            start, target = self._staging.take(count)
         launch.encode(
-            words,
+            target,
             base_address=base_address,
-            counter_address=counter,
-            done_address=done_address,
+            counter_address=self._staging.counter_address,
+            done_address=self._done_address if number else 0,
             done_number=number,
         )
-        address = self._staging.upload(self._handle, start, count)
-        self._pointer.value = address
-        if launch.is_move:
-            launch.encode_move(self._move_words, words, address)
+        arguments_address = self._inline_address
+        if not inline:
+            address = self._pointer.value = self._staging.upload(self._handle, start, count)
+            arguments_address = self._staged_address
+            if launch.is_move:
+                launch.encode_move(self._move_bytes, address)
+                arguments_address = self._move_address
         self._driver.launch(
             self._handle,
             moves=launch.is_move,
-            inline=False,
+            inline=inline,
             block_count=block_count,
-            arguments_address=self._move_address if launch.is_move else self._staged_address,
+            arguments_address=arguments_address,
         )
-        self._staging.hold(self._handle, start, count)
+        if not inline:
+            self._staging.hold(self._handle, start, count)
 
     def _check_owner(self) -> None:
-        if self._pid != os.getpid():
+        if self._pid != PROCESS.pid:
             raise ForkedError(
                 f"stream {self._name!r} belongs to process {self._pid} "
-                f"and is used by its fork {os.getpid()}"
+                f"and is used by its fork {PROCESS.pid}"
             )
 
     def _check_usable(self) -> None:
-        self._check_owner()
+        if self._pid != PROCESS.pid:
+            self._check_owner()
         if self._closed:
             raise DeviceError(f"stream {self._name!r} is closed")
         if self._failure is not None:

@@ -11,7 +11,9 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from kvd_client.device.port import IntArray, RowTable
+from kvd_client.errors import DeviceError
 
+WORD_BYTES: Final = 8
 HEADER_WORDS: Final = 10
 ITEM_WORDS: Final = 8
 MOVE_WORDS: Final = ITEM_WORDS + 2
@@ -117,7 +119,8 @@ class Launch:
         self._words_start = self._words_end = 0
         self._ordered: list[int] = []
         self._spread: list[int] = []
-        self._lists: list[IntArray] = []
+        self._lists: list[bytes] = []
+        """Joining bytes is what Python does fastest with many short lists."""
         self._list_words = 0
         self._tables_start = self._spread_start = _NOWHERE
         self._tables_end = self._spread_end = 0
@@ -145,7 +148,7 @@ class Launch:
             return False
         count, place = len(indices), self._list_words
         self._ordered += (ENTRIES, count, place, address, 0, 0, 0, 0)
-        self._lists += (indices, values)
+        self._lists += (indices.tobytes(), values.tobytes())
         self._list_words = place + 2 * count
         if start < self._tables_start:
             self._tables_start = start
@@ -174,7 +177,7 @@ class Launch:
             page_tokens,
             0,
         )
-        self._lists += (rows, places, pages)
+        self._lists += (rows.tobytes(), places.tobytes(), pages.tobytes())
         self._list_words = first + 3 * count
         if start < self._tables_start:
             self._tables_start = start
@@ -191,7 +194,7 @@ class Launch:
         count, place = len(indices), self._list_words
         self.tiles_count += -(-count // ENTRIES_PER_TILE)
         self._spread += (ENTRIES, count, place, address, 0, 0, 0, self.tiles_count)
-        self._lists += (indices, values)
+        self._lists += (indices.tobytes(), values.tobytes())
         self._list_words = place + 2 * count
         return True
 
@@ -214,7 +217,7 @@ class Launch:
             unit_tiles,
             self.tiles_count,
         )
-        self._lists.append(units)
+        self._lists.append(units.tobytes())
         self._list_words = place + count
         return True
 
@@ -236,7 +239,7 @@ class Launch:
             unit_tiles,
             self.tiles_count,
         )
-        self._lists += (sources, destinations)
+        self._lists += (sources.tobytes(), destinations.tobytes())
         self._list_words = 2 * count
 
     def try_words(self, start: int, end: int, values: tuple[int, int]) -> bool:
@@ -249,21 +252,28 @@ class Launch:
 
     def encode(
         self,
-        target: IntArray,
+        target: memoryview,
         *,
         base_address: int,
         counter_address: int,
         done_address: int,
         done_number: int,
     ) -> None:
-        """Write the submission to the first ``word_count`` words of an array."""
+        """Write the submission to the first ``word_count`` words of some bytes.
+
+        Raises DeviceError for lists that are not of 64-bit numbers.
+        """
         words_address, first, second = 0, 0, 0
         if self.words is not None:
             words_address = base_address + self._words_start
             first, second = self.words
-        header: list[int] = [
-            len(self._ordered) // ITEM_WORDS,
-            len(self._spread) // ITEM_WORDS,
+        ordered, spread = self._ordered, self._spread
+        head_words = HEADER_WORDS + len(ordered) + len(spread)
+        _packer(head_words).pack_into(
+            target,
+            0,
+            len(ordered) // ITEM_WORDS,
+            len(spread) // ITEM_WORDS,
             self.tiles_count,
             words_address,
             first,
@@ -272,21 +282,22 @@ class Launch:
             done_address,
             done_number,
             0,
-            *self._ordered,
-            *self._spread,
-        ]
-        size = len(header)
-        _packer(size).pack_into(target.data, 0, *header)
-        if self._lists:
-            np.concatenate(self._lists, out=target[size : size + self._list_words])
+            *ordered,
+            *spread,
+        )
+        lists = b"".join(self._lists)
+        if len(lists) != WORD_BYTES * self._list_words:
+            raise DeviceError(
+                f"lists of {self._list_words} numbers have {len(lists)} bytes; each takes "
+                f"{WORD_BYTES}"
+            )
+        start = WORD_BYTES * head_words
+        target[start : start + len(lists)] = lists
 
-    @staticmethod
-    def encode_move(target: IntArray, words: IntArray, address: int) -> None:
-        """Write the argument of a move whose submission, ``words``, lies at an address."""
-        end = HEADER_WORDS + ITEM_WORDS
-        target[:ITEM_WORDS] = words[HEADER_WORDS:end]
-        target[ITEM_WORDS] = words[2]
-        target[ITEM_WORDS + 1] = address + 8 * end
+    def encode_move(self, target: memoryview, address: int) -> None:
+        """Write the argument of this move, whose submission lies at an address."""
+        lists_address = address + WORD_BYTES * (HEADER_WORDS + ITEM_WORDS)
+        _packer(MOVE_WORDS).pack_into(target, 0, *self._spread, self.tiles_count, lists_address)
 
     def _takes_spread(self, start: int, end: int, *, zeroes: bool) -> bool:
         """Return whether a spread item may be added; if so, its span is noted.
