@@ -34,12 +34,14 @@ from kvd_client.device.assembly import (
     Columns,
     LaunchWork,
     WaitFor,
+    Workplace,
     decode_columns,
 )
 from kvd_client.device.copies import CopyWork, HostCopies, WaitForCopy
 from kvd_client.device.fences import FencePage
 from kvd_client.device.places import PlanPlaces
 from kvd_client.device.port import Commands, Device, Event, Memory, Stream
+from kvd_client.device.recipes import Recipes
 from kvd_client.errors import ForkedError, PoisonedError, ReplyError
 from kvd_client.process import PROCESS
 from kvd_proto.memory import StoragePlan
@@ -123,6 +125,13 @@ class Applier:
         self._places = PlanPlaces(plan)
         self.copies = HostCopies(device, memory, plan, fences)
         """Loads and backups, and the host pools they work with."""
+        self._workplace = Workplace(
+            device=device,
+            memory=memory,
+            places=self._places,
+            recipes=Recipes(self._places),
+            check_copy=self.copies.check,
+        )
         self._stream = stream
         self._applied = Position(applied)
         self._segment_start_index = segment_start_index
@@ -375,34 +384,22 @@ class Applier:
         guard: StepGuard | None,
     ) -> Assembly:
         """Return everything to enqueue, checked; nothing is enqueued yet."""
-        assembly = Assembly(
-            self._device,
-            self._memory,
-            self._places,
-            launch_work=self._launch_work,
-            check_copy=self.copies.check,
-            wait_for_step=self._add_step_wait,
-        )
+        assembly = Assembly(self._workplace, self._launch_work, self._add_step_wait)
         start_index = self._segment_start_index
         if columns is None:
             columns = decode_columns(outcomes)
-        add = assembly.add
         for place, outcome in enumerate(outcomes):
             segments = outcome.segments
             if segments:
-                assembly.use_columns(columns[place])
                 if self._barrier is not None:
                     self._add_barrier(assembly, self._barrier)
                 if guard is not None and place >= guard.entry_index:
                     self._add_step_wait(assembly, guard.step)
                     guard = None
-                for index in range(start_index, len(segments)):
-                    for effect in segments[index]:
-                        add(effect)
-                    assembly.end_segment(first_position + place, index)
+                assembly.add_entry(first_position + place, segments, columns[place], start_index)
             start_index = 0
         if outcomes and not outcomes[-1].segments:
-            assembly.end_segment(first_position + len(outcomes) - 1, 0)
+            assembly.end_entry(first_position + len(outcomes) - 1)
         assembly.finish()
         return assembly
 
@@ -425,6 +422,8 @@ class Applier:
                 f"an effect waits for step {step}; the newest that this rank launched is "
                 f"{self._newest_step}"
             )
+        if not self._ends:
+            return
         earlier = [one for one in self._ends if one <= step]
         if earlier and not self._ends[earlier[-1]].reached:
             assembly.add_wait(self._ends[earlier[-1]])

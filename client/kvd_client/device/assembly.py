@@ -13,7 +13,15 @@ import numpy.typing as npt
 
 from kvd_client.device.copies import CopyWork, WaitForCopy
 from kvd_client.device.places import BandPlaces, PlanPlaces
-from kvd_client.device.port import Commands, Device, Event, IntArray, Memory
+from kvd_client.device.port import (
+    Commands,
+    Device,
+    Event,
+    IntArray,
+    Memory,
+    NumberLists,
+)
+from kvd_client.device.recipes import Later, Recipe, Recipes
 from kvd_client.errors import ReplyError
 from kvd_proto.outcomes import (
     NO_COLUMN,
@@ -24,6 +32,7 @@ from kvd_proto.outcomes import (
     Move,
     Outcome,
     ResetRows,
+    Segment,
     Wait,
     WriteMap,
     WriteRows,
@@ -77,39 +86,46 @@ class Columns:
     then a comparison of plain integers, however many effects name it.
     """
 
-    __slots__ = ("_arrays", "_greatest", "_least")
+    __slots__ = ("_arrays", "_greatest", "_least", "_lengths", "first_list", "lists")
 
     def __init__(self, flat: IntArray, lengths: Sequence[int]) -> None:
         """Cut ``flat`` into columns; raises ReplyError if the lengths do not fit."""
-        arrays: list[IntArray] = []
         starts: list[int] = []
         start = 0
         for length in lengths:
             if length < 0:
                 raise ReplyError(f"a column cannot have {length} numbers")
-            if length:
-                starts.append(start)
-            arrays.append(flat[start : start + length])
+            starts.append(start)
             start += length
         if start != len(flat):
             raise ReplyError(f"columns hold {len(flat)} numbers, their lengths say {start}")
-        self._arrays = arrays
+        self.lists = NumberLists(flat, lengths, starts)
+        """The columns of the whole reply, those of this outcome from ``first_list`` on."""
+        self.first_list = 0
+        self._arrays = [
+            flat[start : start + length] for start, length in zip(starts, lengths, strict=True)
+        ]
+        self._lengths = lengths
+        filled = starts if all(lengths) else [starts[i] for i, n in enumerate(lengths) if n]
         self._least: list[int] = []
         self._greatest: list[int] = []
-        if starts:
-            self._least = np.minimum.reduceat(flat, starts).tolist()
-            self._greatest = np.maximum.reduceat(flat, starts).tolist()
-        if len(starts) < len(arrays):
+        if filled:
+            self._least = np.minimum.reduceat(flat, filled).tolist()
+            self._greatest = np.maximum.reduceat(flat, filled).tolist()
+        if len(filled) < len(starts):
             # An empty column is within every limit.
-            for index, array in enumerate(arrays):
-                if not len(array):
+            for index, length in enumerate(lengths):
+                if not length:
                     self._least.insert(index, _NONE_LEAST)
                     self._greatest.insert(index, _NONE_GREATEST)
 
     def part(self, start: int, end: int) -> "Columns":
         """Return the columns ``[start, end)`` by themselves, counted from 0 again."""
         part = Columns.__new__(Columns)
+        part.lists = self.lists
+        part.first_list = self.first_list + start
         part._arrays = self._arrays[start:end]
+        part._lengths = self._lengths[start:end]
         part._least = self._least[start:end]
         part._greatest = self._greatest[start:end]
         return part
@@ -119,6 +135,16 @@ class Columns:
 
     def __getitem__(self, index: int) -> IntArray:
         return self._arrays[index]
+
+    def fit(self, recipe: Recipe) -> bool:
+        """Return whether the columns are what a recipe needs."""
+        lengths, least, greatest = self._lengths, self._least, self._greatest
+        if len(lengths) < recipe.column_end:
+            return False
+        for column, start, end, like in recipe.limits:
+            if least[column] < start or greatest[column] >= end or lengths[column] != lengths[like]:
+                return False
+        return True
 
     def within(self, index: int, start: int, end: int, what: str) -> IntArray:
         """Return a column whose numbers all lie in ``[start, end)``; raises ReplyError naming one.
@@ -166,64 +192,75 @@ def decode_columns(outcomes: Sequence[Outcome]) -> list[Columns]:
     return parts
 
 
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What all replies of an applier are assembled with."""
+
+    device: Device
+    memory: Memory
+    places: PlanPlaces
+    recipes: Recipes
+    check_copy: Callable[[CopyWork], None]
+    """Raises ReplyError for a copy that cannot be carried out."""
+
+
 class Assembly:
     """Commands and waits of one reply, in order, and what it leaves to the next launch.
 
-    A decode step passes here with some nine effects and has microseconds for each, so what effects
-    ask of the plan is worked out before (`PlanPlaces`), and nothing is done for a rare case, such
-    as slots to be cleared, where there is none.
+    A decode step passes here with some nine effects and has microseconds for all of them. So what
+    effects ask of the plan is worked out before (`PlanPlaces`), segments that come again and again
+    are known (`Recipes`), and nothing is done for a rare case, such as slots to be cleared, where
+    there is none.
     """
 
     __slots__ = (
-        "_check_copy",
         "_clear_slots",
         "_columns",
         "_commands",
-        "_device",
         "_has_moved",
-        "_memory",
         "_piece_empty",
         "_places",
         "_progress",
         "_reset_rows",
         "_wait_for_step",
+        "_workplace",
         "pieces",
     )
 
     def __init__(
         self,
-        device: Device,
-        memory: Memory,
-        places: PlanPlaces,
-        *,
+        workplace: Workplace,
         launch_work: LaunchWork,
-        check_copy: Callable[[CopyWork], None],
         wait_for_step: Callable[["Assembly", int], None],
     ) -> None:
-        """Start empty; ``check_copy`` raises ReplyError for a copy that cannot be carried out.
+        """Start empty; ``launch_work`` is what earlier replies left to the next launch.
 
         ``wait_for_step`` adds the wait for a step of this rank that an effect asks for.
         """
-        self._device = device
-        self._memory = memory
-        self._places = places
-        self._check_copy = check_copy
         self._wait_for_step = wait_for_step
+        self._workplace = workplace
+        self._places = workplace.places
         self._columns = NO_COLUMNS
-        self._commands = device.commands(memory)
-        clear_slots, reset_rows = launch_work.clear_slots, launch_work.reset_rows
-        self._clear_slots = [clear_slots] if len(clear_slots) else []
+        self._clear_slots: list[IntArray] = []
         """Without empty arrays among them: mostly there is nothing to clear."""
-        self._reset_rows = [reset_rows] if len(reset_rows) else []
+        self._reset_rows: list[IntArray] = []
+        if launch_work is not NO_LAUNCH_WORK:
+            if len(launch_work.clear_slots):
+                self._clear_slots.append(launch_work.clear_slots)
+            if len(launch_work.reset_rows):
+                self._reset_rows.append(launch_work.reset_rows)
         self._piece_empty = True
         self._has_moved = False
         """Whether the segment that is being added holds a move."""
         self._progress: tuple[int, int] | None = None
-        self.pieces: list[Commands | WaitFor | CopyWork | WaitForCopy] = [self._commands]
+        """What is done with what is added so far, to be written behind it.
 
-    def use_columns(self, columns: Columns) -> None:
-        """Set the columns that the effects added from here on refer to."""
-        self._columns = columns
+        It replaces what was said before, as long as no move lies between: without moves nothing is
+        read that a redo of several segments would miss. Behind a move it is written before anything
+        of the next segment.
+        """
+        self._commands = workplace.device.commands(workplace.memory)
+        self.pieces: list[Commands | WaitFor | CopyWork | WaitForCopy] = [self._commands]
 
     def launch_work(self) -> LaunchWork:
         """Return what is left to the next launch: the earlier work and this reply's."""
@@ -231,17 +268,38 @@ class Assembly:
             return NO_LAUNCH_WORK
         return LaunchWork(_joined(self._clear_slots), _joined(self._reset_rows))
 
-    def end_segment(self, position: int, segment_index: int) -> None:
-        """Say that everything up to here is done, once it is.
+    def add_entry(
+        self, position: int, segments: Sequence[Segment], columns: Columns, start_index: int = 0
+    ) -> None:
+        """Add segments from one on; raises ReplyError if an effect does not fit the plan.
 
-        What is said replaces what was said before, as long as no move lies between: without moves
-        nothing is read that a redo of several segments would miss. Behind a move it is written
-        before anything of the next segment.
+        Effects of a segment of known shape (`Recipes`) are added as a whole, if the device takes
+        that.
         """
-        self._progress = (position, segment_index)
-        if self._has_moved:
-            self._has_moved = False
-            self._write_progress()
+        self._columns = columns
+        recipes = self._workplace.recipes
+        for index in range(start_index, len(segments)):
+            segment = segments[index]
+            recipe = recipes.of(segment)
+            if (
+                recipe is not None
+                and columns.fit(recipe)
+                and self._commands.add_recipe(recipe, columns.lists, columns.first_list)
+            ):
+                self._piece_empty = False
+                if recipe.leaves_work or self._clear_slots:
+                    self._note_later(recipe)
+            else:
+                for effect in segment:
+                    self.add(effect)
+            self._progress = (position, index)
+            if self._has_moved:
+                self._has_moved = False
+                self._write_progress()
+
+    def end_entry(self, position: int) -> None:
+        """Say that an entry is done that asks for nothing, once everything before it is."""
+        self._progress = (position, 0)
 
     def finish(self) -> None:
         """Add what was held back; nothing may be added afterwards."""
@@ -264,8 +322,21 @@ class Assembly:
         self.finish()
         self._piece_empty = True
         self.pieces.append(piece)
-        self._commands = self._device.commands(self._memory)
+        self._commands = self._workplace.device.commands(self._workplace.memory)
         self.pieces.append(self._commands)
+
+    def _note_later(self, recipe: Recipe) -> None:
+        """Bring the work of the next launch in line with a segment."""
+        for kind, column, band in recipe.notes:
+            numbers = self._columns[column]
+            if not len(numbers):
+                continue
+            if kind is Later.CLEAR:
+                self._clear_slots.append(numbers)
+            elif kind is Later.RESET:
+                self._reset_rows.append(numbers)
+            elif band is not None and self._clear_slots:
+                self._forget_clears(band, numbers)
 
     def add(self, effect: AnyEffect) -> None:
         """Add one effect; raises ReplyError if it does not fit the plan."""
@@ -309,7 +380,7 @@ class Assembly:
             self._columns.within(effect.units, band.unit_start, band.unit_end, "unit"),
             self._columns.within(effect.host_units, 0, _NONE_LEAST, "place in a host pool"),
         )
-        self._check_copy(work)
+        self._workplace.check_copy(work)
         if work.stream is CopyStream.LOAD and self._clear_slots:
             self._forget_clears(band, work.units)
         return work

@@ -8,9 +8,9 @@ Nothing here waits for a stream except what is called `synchronize` or `close`, 
 that finds a device far behind. Offsets count from byte 0 of a mapping and need 64 bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,23 @@ import numpy.typing as npt
 from kvd_client.device.fences import Lane, LaneNumber
 from kvd_client.device.host_pool import HostPool
 
+if TYPE_CHECKING:
+    from kvd_client.device.recipes import Recipe
+
 IntArray: TypeAlias = npt.NDArray[np.int64]
 """Units, table places or values; 64 bits on the host, whatever a table stores."""
+
+
+class NumberLists:
+    """Lists of numbers laid end to end: the columns of a reply, as a device may take them whole."""
+
+    __slots__ = ("lengths", "numbers", "starts")
+
+    def __init__(self, numbers: IntArray, lengths: Sequence[int], starts: Sequence[int]) -> None:
+        """Take all numbers, and where each list starts among them."""
+        self.numbers = numbers
+        self.lengths = lengths
+        self.starts = starts
 
 
 class Event(Protocol):
@@ -135,6 +150,14 @@ class Commands(Protocol):
 
     def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:
         """Write two uint64 words in one store, so that a killed process leaves both or neither."""
+        ...
+
+    def add_recipe(self, recipe: "Recipe", lists: NumberLists, first_list: int) -> bool:
+        """Add all pieces of a recipe, or none and return False: then they come one by one.
+
+        Its columns are the lists from ``first_list`` on, and those fit the recipe: the caller
+        checked them. A device that gains nothing by it always returns False.
+        """
         ...
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from kvd_client.device.cuda.cooked import CookedRecipe, cook
 from kvd_client.device.cuda.memory import CudaMemory
 from kvd_client.device.cuda.submission import (
     ORDERED_ENTRIES_MAX,
@@ -17,7 +18,8 @@ from kvd_client.device.cuda.submission import (
     Span,
     last_of_each,
 )
-from kvd_client.device.port import IntArray, RowTable
+from kvd_client.device.port import IntArray, NumberLists, RowTable
+from kvd_client.device.recipes import Recipe, WriteCells, WriteEntries
 from kvd_client.errors import DeviceError
 
 LIST_ENTRIES_MAX: Final = 1 << 15
@@ -25,6 +27,8 @@ LIST_ENTRIES_MAX: Final = 1 << 15
 SHORT_COUNT: Final = 32
 """The greatest of so few units is found faster among plain integers."""
 WORDS_BYTES: Final = 16
+SHARED_NUMBERS_MAX: Final = 1 << 13
+"""Longer replies are not copied whole: much of them is for the engine alone."""
 
 _CLOSED: Final = Launch()
 _CLOSED.sealed = True
@@ -33,6 +37,8 @@ _FIRST: Final = np.zeros(1, dtype=np.int64)
 
 class CudaCommands:
     """Commands on one CUDA memory, in the order in which they were added."""
+
+    __slots__ = ("_address", "_last", "_size_bytes", "base_address", "launches", "memory")
 
     def __init__(self, memory: CudaMemory) -> None:
         if not memory.writable:
@@ -90,9 +96,7 @@ class CudaCommands:
         self, *, offset_bytes: int, entry_count: int, indices: IntArray, values: IntArray
     ) -> None:
         """Write entries of a table of int32; an index that occurs twice gets the last value."""
-        start, end = offset_bytes, offset_bytes + 4 * entry_count
-        if start & 3 or not 0 <= start <= end <= self._size_bytes:
-            raise self._no_table(offset_bytes, entry_count)
+        start, end = self._table(offset_bytes, entry_count)
         count = len(indices)
         if count != len(values):
             raise DeviceError(f"{count} table entries cannot hold {len(values)} values")
@@ -107,9 +111,7 @@ class CudaCommands:
         self, *, table: RowTable, rows: IntArray, places: IntArray, pages: IntArray
     ) -> None:
         """Write pages into rows of a request table, and how many tokens each row now reaches."""
-        place = self.memory.row_place
-        if place is None or place.table is not table:
-            place = self.memory.row_place = self._place_rows(table)
+        place = self._row_place(table)
         if not len(rows) == len(places) == len(pages):
             raise DeviceError(
                 f"{len(rows)} rows and {len(places)} places cannot hold {len(pages)} pages"
@@ -136,7 +138,54 @@ class CudaCommands:
             self._last.sealed = True
             self.memory.unconfirmed_moves = False
 
+    def add_recipe(self, recipe: Recipe, lists: NumberLists, first_list: int) -> bool:
+        """Add all pieces of a recipe to one launch, or none and return False."""
+        cooked = recipe.made
+        if not isinstance(cooked, CookedRecipe) or cooked.base_address != self.base_address:
+            cooked = recipe.made = self._cook(recipe)
+        if not cooked.fits or not self._may_share(cooked, lists, first_list):
+            return False
+        if not self._last.try_recipe(cooked, lists, first_list):
+            self._new().try_recipe(cooked, lists, first_list)
+        return True
+
     # ---- inside ---------------------------------------------------------------------------------
+
+    def _cook(self, recipe: Recipe) -> CookedRecipe:
+        """Return the items of a recipe; raises DeviceError for a table outside of the memory."""
+        row_place: RowPlace | None = None
+        for piece in recipe.pieces:
+            if isinstance(piece, WriteEntries):
+                self._table(piece.offset_bytes, piece.entry_count)
+            elif isinstance(piece, WriteCells):
+                row_place = self._row_place(piece.table)
+        return cook(recipe, self.base_address, row_place)
+
+    def _may_share(self, cooked: CookedRecipe, lists: NumberLists, first_list: int) -> bool:
+        """Return whether lists may be copied whole, and block 0 write what they hold in order."""
+        number_count = len(lists.numbers)
+        if number_count <= ORDERED_ENTRIES_MAX:
+            return True
+        lengths = lists.lengths
+        return number_count <= SHARED_NUMBERS_MAX and all(
+            lengths[first_list + column] <= ORDERED_ENTRIES_MAX for column in cooked.ordered
+        )
+
+    def _row_place(self, table: RowTable) -> RowPlace:
+        place = self.memory.row_place
+        if place is None or place.table is not table:
+            place = self.memory.row_place = self._place_rows(table)
+        return place
+
+    def _table(self, offset_bytes: int, entry_count: int) -> Span:
+        """Return the bytes of a table of int32; raises DeviceError if none can lie there."""
+        end_bytes = offset_bytes + 4 * entry_count
+        if offset_bytes & 3 or not 0 <= offset_bytes <= end_bytes <= self._size_bytes:
+            raise DeviceError(
+                f"no table of {entry_count} int32 can lie at byte {offset_bytes} of "
+                f"{self._size_bytes}"
+            )
+        return offset_bytes, end_bytes
 
     def _write_many(self, start: int, end: int, indices: IntArray, values: IntArray) -> None:
         """Write more entries than one block should, with nothing that their order could change."""
@@ -154,21 +203,9 @@ class CudaCommands:
 
     def _place_rows(self, table: RowTable) -> RowPlace:
         """Return where two tables lie that belong together; raises DeviceError if they cannot."""
-        spans: list[Span] = []
-        for offset_bytes, entry_count in (
-            (table.pages_offset_bytes, table.row_count * table.row_pages),
-            (table.lengths_offset_bytes, table.row_count),
-        ):
-            start, end = offset_bytes, offset_bytes + 4 * entry_count
-            if start & 3 or not 0 <= start <= end <= self._size_bytes:
-                raise self._no_table(offset_bytes, entry_count)
-            spans.append((start, end))
-        return RowPlace(table, self._address, *spans)
-
-    def _no_table(self, offset_bytes: int, entry_count: int) -> DeviceError:
-        return DeviceError(
-            f"no table of {entry_count} int32 can lie at byte {offset_bytes} of {self._size_bytes}"
-        )
+        pages = self._table(table.pages_offset_bytes, table.row_count * table.row_pages)
+        lengths = self._table(table.lengths_offset_bytes, table.row_count)
+        return RowPlace(table, self._address, pages, lengths)
 
     def _check_units(self, base_bytes: int, unit_bytes: int) -> None:
         if unit_bytes <= 0 or not 0 <= base_bytes <= self._size_bytes:

@@ -6,7 +6,7 @@ Importing this module loads both, so only who asks for a CUDA device imports it.
 import ctypes
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from kvd_client.device.cuda.calls import (
     visible_gpus,
 )
 from kvd_client.device.cuda.driver import Handle
+from kvd_client.device.cuda.launching import new_launcher
 from kvd_client.device.cuda.submission import MOVE_THREADS, THREADS
 from kvd_client.errors import DeviceError
 
@@ -292,30 +293,16 @@ class CudaDriver:
 
     # ---- kernels ------------------------------------------------------------------------------
 
-    def launch(
-        self,
-        stream: Handle,
-        *,
-        moves: bool,
-        inline: bool,
-        block_count: int,
-        arguments_address: int,
-    ) -> None:
-        """Launch the kernel for a submission that moves units, or that does everything else."""
-        answer = cu.cuLaunchKernel(
-            self._kernels[moves, inline],
-            block_count,
-            1,
-            1,
-            MOVE_THREADS if moves else THREADS,
-            1,
-            1,
-            0,
-            stream,
-            arguments_address,
-            0,
+    def launcher(
+        self, stream: Handle, *, moves: bool, inline: bool, arguments_address: int
+    ) -> Callable[[int], None]:
+        """Return what launches the kernel for submissions that move units, or for all others."""
+        return new_launcher(
+            function=int(self._kernels[moves, inline]),
+            stream=int(stream),
+            thread_count=MOVE_THREADS if moves else THREADS,
+            arguments_address=arguments_address,
         )
-        call("cuLaunchKernel", answer)
 
     # ---- events of other processes ------------------------------------------------------------
 

@@ -17,9 +17,10 @@ from kvd_client.device.cuda.event import CudaEvent, EventPool, poll
 from kvd_client.device.cuda.lanes import LaneAddresses
 from kvd_client.device.cuda.staging import Staging
 from kvd_client.device.cuda.submission import (
-    INLINE_WORDS,
+    INLINE_BYTES,
     LARGE_TILE_BYTES,
     MOVE_WORDS,
+    WORD_BYTES,
     Launch,
 )
 from kvd_client.device.fences import Lane, LaneNumber, passed
@@ -35,6 +36,18 @@ SMALL_BLOCKS_PER_MULTIPROCESSOR: Final = 16
 
 _NO_NUMBER: Final = LaneNumber(0)
 _NONE: Final = np.zeros(0, dtype=np.int64)
+
+
+class _Arguments:
+    """The one argument of a kernel, and the pointer to it that the driver reads."""
+
+    __slots__ = ("_bytes", "_pointer", "address", "content")
+
+    def __init__(self, size_bytes: int) -> None:
+        self._bytes = (ctypes.c_uint8 * size_bytes)()
+        self._pointer = ctypes.c_void_p(ctypes.addressof(self._bytes))
+        self.address = ctypes.addressof(self._pointer)
+        self.content = memoryview(self._bytes).cast("B")
 
 
 class CudaStream:
@@ -70,17 +83,24 @@ class CudaStream:
         self._closed = False
         self._blocks_max = BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessor_count
         self._small_blocks_max = SMALL_BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessor_count
-        self._inline = (ctypes.c_int64 * INLINE_WORDS)()
-        self._inline_bytes = memoryview(self._inline).cast("B")
-        self._inline_arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._inline))
-        self._inline_address = ctypes.addressof(self._inline_arguments)
-        self._pointer = ctypes.c_uint64()
-        self._staged_arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._pointer))
-        self._staged_address = ctypes.addressof(self._staged_arguments)
-        self._move = (ctypes.c_int64 * MOVE_WORDS)()
-        self._move_bytes = memoryview(self._move).cast("B")
-        self._move_arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._move))
-        self._move_address = ctypes.addressof(self._move_arguments)
+        self._inline = _Arguments(INLINE_BYTES)
+        self._staged = _Arguments(WORD_BYTES)
+        self._move = _Arguments(WORD_BYTES * MOVE_WORDS)
+        self._start = {
+            (moves, inline): driver.launcher(
+                self._handle,
+                moves=moves,
+                inline=inline,
+                arguments_address=arguments.address,
+            )
+            for moves, inline, arguments in (
+                (False, True, self._inline),
+                (False, False, self._staged),
+                (True, True, self._inline),
+                (True, False, self._move),
+            )
+        }
+        """What launches each kernel: by whether it moves units, and gets all as its argument."""
         self._check_usable()
         self._staging = Staging(driver, pool, uploads)
         self._done_address = 0 if lane is None else lanes.acquire(lane)
@@ -259,35 +279,25 @@ class CudaStream:
             block_count = max(1, tiles if large else min(tiles, self._small_blocks_max))
         else:
             block_count = min(launch.tiles_count, self._blocks_max) + launch.needs_own_block
-        count = launch.word_count
-        inline = count <= INLINE_WORDS and not staged
-        if inline:
-            start, target = 0, self._inline_bytes
-        else:
-            start, target = self._staging.take(count)
-        launch.encode(
-            target,
+        submission = launch.encode(
             base_address=base_address,
             counter_address=self._staging.counter_address,
             done_address=self._done_address if number else 0,
             done_number=number,
         )
-        arguments_address = self._inline_address
-        if not inline:
-            address = self._pointer.value = self._staging.upload(self._handle, start, count)
-            arguments_address = self._staged_address
-            if launch.is_move:
-                launch.encode_move(self._move_bytes, address)
-                arguments_address = self._move_address
-        self._driver.launch(
-            self._handle,
-            moves=launch.is_move,
-            inline=inline,
-            block_count=block_count,
-            arguments_address=arguments_address,
-        )
-        if not inline:
-            self._staging.hold(self._handle, start, count)
+        size_bytes = len(submission)
+        if size_bytes <= INLINE_BYTES and not staged:
+            self._inline.content[:size_bytes] = submission
+            self._start[launch.is_move, True](block_count)
+            return
+        place = self._staging.put(submission)
+        address = self._staging.upload(self._handle, place)
+        if launch.is_move:
+            self._move.content[:] = launch.encode_move(address)
+        else:
+            self._staged.content[:] = address.to_bytes(WORD_BYTES, "little")
+        self._start[launch.is_move, False](block_count)
+        self._staging.hold(self._handle, place)
 
     def _check_owner(self) -> None:
         if self._pid != PROCESS.pid:

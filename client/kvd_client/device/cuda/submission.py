@@ -2,24 +2,31 @@
 
 The layout is that of ``kernels.cu``. A launch collects items that commute, or that block 0 carries
 out in order; what does neither has to go into a later one.
+
+Items name lists by number. So those of a known segment (`CookedRecipe`) are the same bytes whenever
+it comes, and the columns of a reply are copied as a whole, once, however many items name them.
 """
 
 import struct
 from functools import cache
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
-from kvd_client.device.port import IntArray, RowTable
+from kvd_client.device.port import IntArray, NumberLists, RowTable
 from kvd_client.errors import DeviceError
+
+if TYPE_CHECKING:
+    from kvd_client.device.cuda.cooked import CookedRecipe
 
 WORD_BYTES: Final = 8
 HEADER_WORDS: Final = 10
 ITEM_WORDS: Final = 8
-MOVE_WORDS: Final = ITEM_WORDS + 2
-"""What the kernel for long moves gets as its argument: item, tiles, address of the lists."""
+MOVE_WORDS: Final = ITEM_WORDS + 3
+"""What the kernel for long moves gets as its argument: item, tiles, units, address of the lists."""
 INLINE_WORDS: Final = 500
 """Words of a submission that is passed as a kernel argument: 4,000 of 4,096 bytes."""
+INLINE_BYTES: Final = WORD_BYTES * INLINE_WORDS
 ORDERED_ENTRIES_MAX: Final = 512
 """Longest list of one ordered table write; block 0 compares each of its keys with all later."""
 ENTRIES_PER_TILE: Final = 1024
@@ -38,12 +45,21 @@ MOVE: Final = 3
 LAUNCH_WORDS_MAX: Final = 1 << 16
 """A launch with lists of so many words takes no more; one item brings at most as many again."""
 
+NO_LIST: Final = -1
+"""In place of the number of a list: the values of an item are zero."""
+
 _WIDTH_SHIFT: Final = 8
 _NOWHERE: Final = 1 << 62
 _TILE_GRAIN_BYTES: Final = 16 * THREADS
 
 Span: TypeAlias = tuple[int, int]
 """Bytes ``[start, end)`` of a memory."""
+ItemWords: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+"""An item: kind, numbers of up to three lists, address, and three words that the kind explains."""
+
+NOWHERE: Final[Span] = (_NOWHERE, 0)
+"""The span of nothing."""
+ITEM: Final = struct.Struct(f"={ITEM_WORDS}q")
 
 
 @cache
@@ -85,16 +101,21 @@ class Launch:
     too little, which costs a launch where both lie apart in no simple way. Each ``try_`` method
     adds an item, or returns False if it has to go into a later launch.
 
-    A decode step passes here nine times, so there are few calls, and attributes are read directly.
+    A decode step passes here, so there are few calls, and attributes are read directly.
     """
 
     __slots__ = (
         "_list_words",
         "_lists",
         "_ordered",
+        "_ordered_count",
+        "_shared",
+        "_shared_number",
         "_spread",
+        "_spread_count",
         "_spread_end",
         "_spread_start",
+        "_starts",
         "_tables_end",
         "_tables_start",
         "_words_end",
@@ -117,72 +138,73 @@ class Launch:
         """Whether nothing may be added any more."""
         self.words: tuple[int, int] | None = None
         self._words_start = self._words_end = 0
-        self._ordered: list[int] = []
-        self._spread: list[int] = []
+        # Joining bytes is what Python does fastest with many short pieces.
+        self._ordered: list[bytes] = []
+        self._ordered_count = 0
+        self._spread: list[bytes] = []
+        self._spread_count = 0
         self._lists: list[bytes] = []
-        """Joining bytes is what Python does fastest with many short lists."""
+        self._starts: list[int] = []
         self._list_words = 0
+        self._shared: NumberLists | None = None
+        """Lists of a reply that are in here as a whole, from a number on."""
+        self._shared_number = 0
         self._tables_start = self._spread_start = _NOWHERE
         self._tables_end = self._spread_end = 0
         self._zeroes_only = True
-
-    @property
-    def word_count(self) -> int:
-        """Return how long the submission is."""
-        return HEADER_WORDS + len(self._ordered) + len(self._spread) + self._list_words
 
     @property
     def needs_own_block(self) -> bool:
         """Return whether block 0 has something to do beside tiles."""
         return bool(self._ordered or not self.tiles_count)
 
+    def try_recipe(self, cooked: "CookedRecipe", lists: NumberLists, first_list: int) -> bool:
+        """Add all items of a segment whose columns are lists of a reply from one on."""
+        (tables_start, tables_end), (units_start, units_end) = cooked.tables, cooked.units
+        if (
+            self.sealed
+            or (tables_start < self._spread_end and self._spread_start < tables_end)
+            or (tables_start < self._words_end and self._words_start < tables_end)
+            or self._list_words >= LAUNCH_WORDS_MAX
+            or (cooked.zeroes and not self._takes_spread(units_start, units_end, zeroes=True))
+        ):
+            return False
+        if self._shared is not lists:
+            self._share(lists)
+        ordered, spread = cooked.at(self._shared_number + first_list)
+        if ordered:
+            self._ordered.append(ordered)
+            self._ordered_count += len(cooked.ordered)
+            if tables_start < self._tables_start:
+                self._tables_start = tables_start
+            if tables_end > self._tables_end:
+                self._tables_end = tables_end
+        if spread:
+            self._spread.append(spread)
+            self._spread_count += len(cooked.zeroes)
+            lengths = lists.lengths
+            for column, unit_tiles in cooked.zeroes:
+                self.tiles_count += lengths[first_list + column] * unit_tiles
+        return True
+
     def try_entries(
         self, address: int, start: int, end: int, indices: IntArray, values: IntArray
     ) -> bool:
         """Add ordered writes of int32 entries to the table at bytes ``[start, end)``."""
-        if (
-            self.sealed
-            or (start < self._spread_end and self._spread_start < end)
-            or (start < self._words_end and self._words_start < end)
-        ):
+        if not self._takes_ordered(start, end):
             return False
-        count, place = len(indices), self._list_words
-        self._ordered += (ENTRIES, count, place, address, 0, 0, 0, 0)
-        self._lists += (indices.tobytes(), values.tobytes())
-        self._list_words = place + 2 * count
-        if start < self._tables_start:
-            self._tables_start = start
-        if end > self._tables_end:
-            self._tables_end = end
+        number = self._add_lists(indices, values)
+        self._ordered_count += 1
+        self._ordered.append(ITEM.pack(ENTRIES, number, number + 1, NO_LIST, address, 1, 0, 0))
         return True
 
     def try_rows(self, place: RowPlace, rows: IntArray, places: IntArray, pages: IntArray) -> bool:
         """Add ordered writes of (row, place, page), and of what the rows reach."""
-        start, end = place.span
-        if (
-            self.sealed
-            or (start < self._spread_end and self._spread_start < end)
-            or (start < self._words_end and self._words_start < end)
-        ):
+        if not self._takes_ordered(*place.span):
             return False
-        count, first = len(rows), self._list_words
-        pages_address, row_pages, lengths_address, page_tokens = place.words
-        self._ordered += (
-            ROWS,
-            count,
-            first,
-            pages_address,
-            row_pages,
-            lengths_address,
-            page_tokens,
-            0,
-        )
-        self._lists += (rows.tobytes(), places.tobytes(), pages.tobytes())
-        self._list_words = first + 3 * count
-        if start < self._tables_start:
-            self._tables_start = start
-        if end > self._tables_end:
-            self._tables_end = end
+        number = self._add_lists(rows, places, pages)
+        self._ordered_count += 1
+        self._ordered.append(ITEM.pack(ROWS, number, number + 1, number + 2, *place.words))
         return True
 
     def try_many_entries(
@@ -191,11 +213,10 @@ class Launch:
         """Add writes of entries that all blocks share; no index may occur twice."""
         if not self._takes_spread(start, end, zeroes=False):
             return False
-        count, place = len(indices), self._list_words
-        self.tiles_count += -(-count // ENTRIES_PER_TILE)
-        self._spread += (ENTRIES, count, place, address, 0, 0, 0, self.tiles_count)
-        self._lists += (indices.tobytes(), values.tobytes())
-        self._list_words = place + 2 * count
+        self.tiles_count += -(-len(indices) // ENTRIES_PER_TILE)
+        number = self._add_lists(indices, values)
+        self._spread_count += 1
+        self._spread.append(ITEM.pack(ENTRIES, number, number + 1, NO_LIST, address, 1, 0, 0))
         return True
 
     def try_zero(
@@ -204,21 +225,10 @@ class Launch:
         """Add zeroing of units, all of which lie in bytes ``[start, end)``."""
         if not self._takes_spread(start, end, zeroes=True):
             return False
-        kind_and_width, tile_bytes, unit_tiles = unit_shape(ZERO, address, unit_bytes)
-        count, place = len(units), self._list_words
-        self.tiles_count += count * unit_tiles
-        self._spread += (
-            kind_and_width,
-            count,
-            place,
-            address,
-            unit_bytes,
-            tile_bytes,
-            unit_tiles,
-            self.tiles_count,
-        )
-        self._lists.append(units.tobytes())
-        self._list_words = place + count
+        item = zero_item(self._add_lists(units), address, unit_bytes)
+        self.tiles_count += len(units) * item[-1]
+        self._spread_count += 1
+        self._spread.append(ITEM.pack(*item))
         return True
 
     def add_move(
@@ -226,21 +236,15 @@ class Launch:
     ) -> None:
         """Make this the launch of a move, which takes nothing else."""
         kind_and_width, self.tile_bytes, unit_tiles = unit_shape(MOVE, address, unit_bytes)
-        count = len(sources)
         self.sealed = self.is_move = True
-        self.tiles_count = count * unit_tiles
-        self._spread += (
-            kind_and_width,
-            count,
-            0,
-            address,
-            unit_bytes,
-            self.tile_bytes,
-            unit_tiles,
-            self.tiles_count,
+        self.tiles_count = len(sources) * unit_tiles
+        self._add_lists(sources, destinations)
+        self._spread_count += 1
+        self._spread.append(
+            ITEM.pack(
+                kind_and_width, 0, 1, NO_LIST, address, unit_bytes, self.tile_bytes, unit_tiles
+            )
         )
-        self._lists += (sources.tobytes(), destinations.tobytes())
-        self._list_words = 2 * count
 
     def try_words(self, start: int, end: int, values: tuple[int, int]) -> bool:
         """Set the pair of words to write at the end; those for the same place are replaced."""
@@ -251,29 +255,19 @@ class Launch:
         return True
 
     def encode(
-        self,
-        target: memoryview,
-        *,
-        base_address: int,
-        counter_address: int,
-        done_address: int,
-        done_number: int,
-    ) -> None:
-        """Write the submission to the first ``word_count`` words of some bytes.
-
-        Raises DeviceError for lists that are not of 64-bit numbers.
-        """
+        self, *, base_address: int, counter_address: int, done_address: int, done_number: int
+    ) -> bytes:
+        """Return the submission; raises DeviceError for lists that are not of 64-bit numbers."""
         words_address, first, second = 0, 0, 0
         if self.words is not None:
             words_address = base_address + self._words_start
             first, second = self.words
-        ordered, spread = self._ordered, self._spread
-        head_words = HEADER_WORDS + len(ordered) + len(spread)
-        _packer(head_words).pack_into(
-            target,
-            0,
-            len(ordered) // ITEM_WORDS,
-            len(spread) // ITEM_WORDS,
+        starts = self._starts
+        list_count = len(starts)
+        head_words = HEADER_WORDS + list_count + 1
+        head = _packer(head_words).pack(
+            self._ordered_count,
+            self._spread_count,
             self.tiles_count,
             words_address,
             first,
@@ -281,23 +275,57 @@ class Launch:
             counter_address,
             done_address,
             done_number,
-            0,
-            *ordered,
-            *spread,
+            list_count,
+            *starts,
+            self._list_words,
         )
-        lists = b"".join(self._lists)
-        if len(lists) != WORD_BYTES * self._list_words:
+        encoded = b"".join([head, *self._ordered, *self._spread, *self._lists])
+        head_words += ITEM_WORDS * (self._ordered_count + self._spread_count)
+        if len(encoded) != WORD_BYTES * (head_words + self._list_words):
             raise DeviceError(
-                f"lists of {self._list_words} numbers have {len(lists)} bytes; each takes "
-                f"{WORD_BYTES}"
+                f"lists of {self._list_words} numbers have "
+                f"{len(encoded) - WORD_BYTES * head_words} bytes; each takes {WORD_BYTES}"
             )
-        start = WORD_BYTES * head_words
-        target[start : start + len(lists)] = lists
+        return encoded
 
-    def encode_move(self, target: memoryview, address: int) -> None:
-        """Write the argument of this move, whose submission lies at an address."""
-        lists_address = address + WORD_BYTES * (HEADER_WORDS + ITEM_WORDS)
-        _packer(MOVE_WORDS).pack_into(target, 0, *self._spread, self.tiles_count, lists_address)
+    def encode_move(self, address: int) -> bytes:
+        """Return the argument of this move, whose submission lies at an address."""
+        unit_count = self._starts[1]
+        head_words = HEADER_WORDS + len(self._starts) + 1 + ITEM_WORDS
+        lists_address = address + WORD_BYTES * head_words
+        return self._spread[0] + _packer(3).pack(self.tiles_count, unit_count, lists_address)
+
+    def _add_lists(self, *lists: IntArray) -> int:
+        """Add lists behind all others; returns the number of the first."""
+        number = len(self._starts)
+        for numbers in lists:
+            self._starts.append(self._list_words)
+            self._lists.append(numbers.tobytes())
+            self._list_words += len(numbers)
+        return number
+
+    def _share(self, lists: NumberLists) -> None:
+        """Add the lists of a reply as they are, behind all others."""
+        self._shared = lists
+        self._shared_number = len(self._starts)
+        words = self._list_words
+        self._starts += [words + start for start in lists.starts] if words else lists.starts
+        self._lists.append(lists.numbers.tobytes())
+        self._list_words = words + len(lists.numbers)
+
+    def _takes_ordered(self, start: int, end: int) -> bool:
+        """Return whether an ordered item may be added; if so, its span is noted."""
+        if (
+            self.sealed
+            or (start < self._spread_end and self._spread_start < end)
+            or (start < self._words_end and self._words_start < end)
+        ):
+            return False
+        if start < self._tables_start:
+            self._tables_start = start
+        if end > self._tables_end:
+            self._tables_end = end
+        return True
 
     def _takes_spread(self, start: int, end: int, *, zeroes: bool) -> bool:
         """Return whether a spread item may be added; if so, its span is noted.
@@ -328,6 +356,12 @@ class Launch:
 @cache
 def _packer(word_count: int) -> struct.Struct:
     return struct.Struct(f"={word_count}q")
+
+
+def zero_item(units: int, address: int, unit_bytes: int) -> ItemWords:
+    """Return the item that zeroes the units of a list."""
+    kind_and_width, tile_bytes, unit_tiles = unit_shape(ZERO, address, unit_bytes)
+    return kind_and_width, units, NO_LIST, NO_LIST, address, unit_bytes, tile_bytes, unit_tiles
 
 
 def last_of_each(keys: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
