@@ -24,7 +24,7 @@ from kvd.testing.bench_core import Recording, record, replies
 from kvd.testing.bench_drivers import IdleDriver, TimedDriver
 from kvd.testing.bench_figures import NS_PER_US, REPEAT_COUNT, Figure, Times, percentile_us
 from kvd_client.device.apply import Applier
-from kvd_client.device.assembly import Columns, decode_columns
+from kvd_client.device.columns import Columns, decode_columns
 from kvd_client.device.cuda.device import CudaDevice, cuda_device
 from kvd_client.device.descriptors import create_memory
 from kvd_client.device.fences import FencePage, create_fence_page

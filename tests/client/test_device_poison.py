@@ -14,7 +14,8 @@ from kvd.testing.small_rank import (
 from kvd_client.device.apply import Applier
 from kvd_client.device.host.device import HostDevice
 from kvd_client.device.host.stream import HostEvent, HostStream
-from kvd_client.device.port import Commands, Event, IntArray, Memory, NumberLists, RowTable
+from kvd_client.device.places import RowTable
+from kvd_client.device.port import Commands, Event, IntArray, Memory, NumberLists
 from kvd_client.device.recipes import Recipe
 from kvd_client.errors import DeviceError, PoisonedError
 from kvd_proto.outcomes import (

@@ -301,4 +301,4 @@ def test_columns_that_two_effects_tie_together_have_to_be_equally_long() -> None
         )
     )
     assert recipe is not None
-    assert {limit.column: limit.like for limit in recipe.limits} == dict.fromkeys(range(5), 0)
+    assert {limit[0]: limit[3] for limit in recipe.limits} == dict.fromkeys(range(5), 0)

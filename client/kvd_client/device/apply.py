@@ -31,12 +31,11 @@ import numpy as np
 from kvd_client.device.assembly import (
     NO_LAUNCH_WORK,
     Assembly,
-    Columns,
     LaunchWork,
     WaitFor,
     Workplace,
-    decode_columns,
 )
+from kvd_client.device.columns import Columns, decode_columns
 from kvd_client.device.copies import CopyWork, HostCopies, WaitForCopy
 from kvd_client.device.fences import FencePage
 from kvd_client.device.places import PlanPlaces

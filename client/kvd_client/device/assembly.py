@@ -11,6 +11,7 @@ from typing import Final, TypeAlias, assert_never
 import numpy as np
 import numpy.typing as npt
 
+from kvd_client.device.columns import ANY_NUMBER, NO_COLUMNS, NOTHING, Columns
 from kvd_client.device.copies import CopyWork, WaitForCopy
 from kvd_client.device.places import BandPlaces, PlanPlaces
 from kvd_client.device.port import (
@@ -19,7 +20,6 @@ from kvd_client.device.port import (
     Event,
     IntArray,
     Memory,
-    NumberLists,
 )
 from kvd_client.device.recipes import Later, Recipe, Recipes
 from kvd_client.errors import ReplyError
@@ -30,7 +30,6 @@ from kvd_proto.outcomes import (
     Copy,
     CopyStream,
     Move,
-    Outcome,
     ResetRows,
     Segment,
     Wait,
@@ -43,14 +42,9 @@ from kvd_proto.outcomes import (
 
 MaskArray: TypeAlias = npt.NDArray[np.bool_]
 
-NOTHING: Final = np.zeros(0, dtype=np.int64)
-"""An empty list of units or rows."""
 
-_INT32: Final = np.dtype("<i4")
 _ZEROES: Final = np.zeros(1024, dtype=np.int64)
 _ZEROES.flags.writeable = False
-_NONE_LEAST: Final = 1 << 62
-_NONE_GREATEST: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,119 +71,6 @@ class LaunchWork:
 
 NO_LAUNCH_WORK: Final = LaunchWork(NOTHING, NOTHING)
 """What most replies leave to the next launch."""
-
-
-class Columns:
-    """The columns of one outcome by place, with the range that each one's numbers span.
-
-    The ranges come from two passes over all columns together. Checking a column against a limit is
-    then a comparison of plain integers, however many effects name it.
-    """
-
-    __slots__ = ("_arrays", "_greatest", "_least", "_lengths", "first_list", "lists")
-
-    def __init__(self, flat: IntArray, lengths: Sequence[int]) -> None:
-        """Cut ``flat`` into columns; raises ReplyError if the lengths do not fit."""
-        starts: list[int] = []
-        start = 0
-        for length in lengths:
-            if length < 0:
-                raise ReplyError(f"a column cannot have {length} numbers")
-            starts.append(start)
-            start += length
-        if start != len(flat):
-            raise ReplyError(f"columns hold {len(flat)} numbers, their lengths say {start}")
-        self.lists = NumberLists(flat, lengths, starts)
-        """The columns of the whole reply, those of this outcome from ``first_list`` on."""
-        self.first_list = 0
-        self._arrays = [
-            flat[start : start + length] for start, length in zip(starts, lengths, strict=True)
-        ]
-        self._lengths = lengths
-        filled = starts if all(lengths) else [starts[i] for i, n in enumerate(lengths) if n]
-        self._least: list[int] = []
-        self._greatest: list[int] = []
-        if filled:
-            self._least = np.minimum.reduceat(flat, filled).tolist()
-            self._greatest = np.maximum.reduceat(flat, filled).tolist()
-        if len(filled) < len(starts):
-            # An empty column is within every limit.
-            for index, length in enumerate(lengths):
-                if not length:
-                    self._least.insert(index, _NONE_LEAST)
-                    self._greatest.insert(index, _NONE_GREATEST)
-
-    def part(self, start: int, end: int) -> "Columns":
-        """Return the columns ``[start, end)`` by themselves, counted from 0 again."""
-        part = Columns.__new__(Columns)
-        part.lists = self.lists
-        part.first_list = self.first_list + start
-        part._arrays = self._arrays[start:end]
-        part._lengths = self._lengths[start:end]
-        part._least = self._least[start:end]
-        part._greatest = self._greatest[start:end]
-        return part
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def __getitem__(self, index: int) -> IntArray:
-        return self._arrays[index]
-
-    def fit(self, recipe: Recipe) -> bool:
-        """Return whether the columns are what a recipe needs."""
-        lengths, least, greatest = self._lengths, self._least, self._greatest
-        if len(lengths) < recipe.column_end:
-            return False
-        for column, start, end, like in recipe.limits:
-            if least[column] < start or greatest[column] >= end or lengths[column] != lengths[like]:
-                return False
-        return True
-
-    def within(self, index: int, start: int, end: int, what: str) -> IntArray:
-        """Return a column whose numbers all lie in ``[start, end)``; raises ReplyError naming one.
-
-        ``what`` says in the error what the numbers are.
-        """
-        if not 0 <= index < len(self._arrays):
-            raise ReplyError(f"an effect names column {index} of {len(self._arrays)}")
-        if self._least[index] < start or self._greatest[index] >= end:
-            wrong = next(int(n) for n in self._arrays[index] if not start <= n < end)
-            raise ReplyError(f"{what} {wrong} is not within [{start}, {end})")
-        return self._arrays[index]
-
-
-NO_COLUMNS: Final = Columns(NOTHING, ())
-"""The columns of an outcome that has none."""
-
-
-def decode_columns(outcomes: Sequence[Outcome]) -> list[Columns]:
-    """Return the columns of each outcome of a reply as 64-bit arrays, all converted in one pass.
-
-    Raises ReplyError if bytes and lengths of one of them do not fit.
-    """
-    lengths: list[int] = []
-    for outcome in outcomes:
-        if len(outcome.columns) % 4:
-            raise ReplyError(f"columns of {len(outcome.columns)} bytes are no int32 numbers")
-        if outcome.lengths or outcome.columns:
-            count = sum(outcome.lengths)
-            if count * 4 != len(outcome.columns):
-                raise ReplyError(
-                    f"columns hold {len(outcome.columns) // 4} numbers, their lengths say {count}"
-                )
-            lengths += outcome.lengths
-    if not lengths:
-        return [NO_COLUMNS] * len(outcomes)
-    encoded = b"".join([outcome.columns for outcome in outcomes])
-    whole = Columns(np.frombuffer(encoded, dtype=_INT32).astype(np.int64), lengths)
-    parts: list[Columns] = []
-    start = 0
-    for outcome in outcomes:
-        end = start + len(outcome.lengths)
-        parts.append(whole.part(start, end) if end > start else NO_COLUMNS)
-        start = end
-    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,8 +258,8 @@ class Assembly:
             effect.copy,
             effect.stream,
             effect.band,
-            self._columns.within(effect.units, band.unit_start, band.unit_end, "unit"),
-            self._columns.within(effect.host_units, 0, _NONE_LEAST, "place in a host pool"),
+            self._units(band, effect.units),
+            self._columns.within(effect.host_units, 0, ANY_NUMBER, "place in a host pool"),
         )
         self._workplace.check_copy(work)
         if work.stream is CopyStream.LOAD and self._clear_slots:
@@ -395,7 +276,7 @@ class Assembly:
 
     def _zero(self, effect: Zero) -> None:
         band = self._band(effect.band)
-        units = self._columns.within(effect.units, band.unit_start, band.unit_end, "unit")
+        units = self._units(band, effect.units)
         self._commands.zero_units(base_bytes=0, unit_bytes=band.unit_bytes, units=units)
         if self._clear_slots:
             self._forget_clears(band, units)
@@ -408,7 +289,7 @@ class Assembly:
         if effect.physical == NO_COLUMN:
             physical = _ZEROES[:count] if count <= len(_ZEROES) else np.zeros_like(virtual)
         else:
-            physical = columns.within(effect.physical, band.unit_start, band.unit_end, "unit")
+            physical = self._units(band, effect.physical)
             if count != len(physical):
                 raise _unpaired(virtual, physical)
         self._commands.write_int32(
@@ -448,7 +329,7 @@ class Assembly:
     def _clear_later(self, effect: ClearSlots) -> None:
         """Leave the clearing to the next launch."""
         band = self._state_band()
-        slots = self._columns.within(effect.units, band.unit_start, band.unit_end, "unit")
+        slots = self._units(band, effect.units)
         if len(slots):
             self._clear_slots.append(slots)
 
@@ -466,9 +347,9 @@ class Assembly:
         )
 
     def _move(self, effect: Move) -> None:
-        band, columns = self._band(effect.band), self._columns
-        sources = columns.within(effect.sources, band.unit_start, band.unit_end, "unit")
-        destinations = columns.within(effect.destinations, band.unit_start, band.unit_end, "unit")
+        band = self._band(effect.band)
+        sources = self._units(band, effect.sources)
+        destinations = self._units(band, effect.destinations)
         if len(sources) != len(destinations):
             raise ReplyError(f"{len(sources)} units cannot move to {len(destinations)} places")
         if np.intersect1d(sources, destinations).size:
@@ -516,6 +397,9 @@ class Assembly:
         starts, unit_starts = slots[:, None] * slot_bytes, units[None, :] * unit_bytes
         shared = (starts < unit_starts + unit_bytes) & (unit_starts < starts + slot_bytes)
         return np.asarray(shared.any(axis=1))
+
+    def _units(self, band: BandPlaces, index: int) -> IntArray:
+        return self._columns.within(index, band.unit_index_min, band.unit_index_end_count, "unit")
 
     def _rows(self, index: int) -> IntArray:
         # Row 0 is the padding row and never changes.

@@ -2,8 +2,18 @@
 
 from dataclasses import dataclass
 
-from kvd_client.device.port import RowTable
 from kvd_proto.memory import Lifetime, StoragePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTable:
+    """Two tables of int32 that belong together: the pages of each row, and its length."""
+
+    pages_offset_bytes: int
+    lengths_offset_bytes: int
+    row_count: int
+    row_pages: int
+    page_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,9 +22,9 @@ class BandPlaces:
 
     name: str
     unit_bytes: int
-    unit_start: int
+    unit_index_min: int
     """First unit of its grid outside the sink."""
-    unit_end: int
+    unit_index_end_count: int
     """One behind the last unit."""
     map_offset_bytes: int
     map_entry_count: int
@@ -41,8 +51,8 @@ class PlanPlaces:
             BandPlaces(
                 name=band.name,
                 unit_bytes=band.unit_bytes,
-                unit_start=band.unit_index_min,
-                unit_end=band.unit_index_end_count,
+                unit_index_min=band.unit_index_min,
+                unit_index_end_count=band.unit_index_end_count,
                 map_offset_bytes=table.offset_bytes,
                 map_entry_count=table.entry_count,
             )

@@ -9,17 +9,15 @@ that finds a device far behind. Offsets count from byte 0 of a mapping and need 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from kvd_client.device.fences import Lane, LaneNumber
 from kvd_client.device.host_pool import HostPool
-
-if TYPE_CHECKING:
-    from kvd_client.device.recipes import Recipe
+from kvd_client.device.places import RowTable
+from kvd_client.device.recipes import Recipe
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 """Units, table places or values; 64 bits on the host, whatever a table stores."""
@@ -90,17 +88,6 @@ class Memory(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTable:
-    """Two tables of int32 that belong together: the pages of each row, and its length."""
-
-    pages_offset_bytes: int
-    lengths_offset_bytes: int
-    row_count: int
-    row_pages: int
-    page_tokens: int
-
-
 class Commands(Protocol):
     """Work on one memory, collected in order, to be enqueued as one piece.
 
@@ -137,7 +124,7 @@ class Commands(Protocol):
     def write_rows(
         self,
         *,
-        table: "RowTable",
+        table: RowTable,
         rows: IntArray,
         places: IntArray,
         pages: IntArray,
@@ -152,7 +139,7 @@ class Commands(Protocol):
         """Write two uint64 words in one store, so that a killed process leaves both or neither."""
         ...
 
-    def add_recipe(self, recipe: "Recipe", lists: NumberLists, first_list: int) -> bool:
+    def add_recipe(self, recipe: Recipe, lists: NumberLists, first_list: int) -> bool:
         """Add all pieces of a recipe, or none and return False: then they come one by one.
 
         Its columns are the lists from ``first_list`` on, and those fit the recipe: the caller

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
-from kvd_client.device.places import BandPlaces, PlanPlaces
-from kvd_client.device.port import RowTable
+from kvd_client.device.places import BandPlaces, PlanPlaces, RowTable
 from kvd_proto.outcomes import (
     NO_COLUMN,
     AnyEffect,
     ClearSlots,
+    Column,
     ResetRows,
     Segment,
     Wait,
@@ -34,21 +34,21 @@ class ZeroUnits:
     """Units of a column are zeroed."""
 
     unit_bytes: int
-    unit_end: int
+    unit_index_end_count: int
     """No unit is as great."""
-    units: int
+    units: Column
 
 
 @dataclass(frozen=True, slots=True)
 class WriteEntries:
-    """Entries of a table of int32 are written, at ``stride`` times what a column holds."""
+    """Entries of a table of int32 are written, at ``stride_count`` times what a column holds."""
 
     offset_bytes: int
     entry_count: int
-    indices: int
-    values: int
+    indices: Column
+    values: Column
     """NO_COLUMN stands for zeroes."""
-    stride: int = 1
+    stride_count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,19 @@ class WriteCells:
     """Pages are written into the request table, with what their rows reach."""
 
     table: RowTable
-    rows: int
-    places: int
-    pages: int
+    rows: Column
+    places: Column
+    pages: Column
 
 
 Piece: TypeAlias = ZeroUnits | WriteEntries | WriteCells
+
+
+ColumnLimit: TypeAlias = tuple[Column, int, int, Column]
+"""A column whose numbers all lie in a range ``[start, end)``, and one that it is as long as.
+
+It is as long as itself if its length is free.
+"""
 
 
 class Later(IntEnum):
@@ -79,20 +86,9 @@ class LaterNote(NamedTuple):
     """One thing that a segment means for the next launch, in the order of its effects."""
 
     kind: Later
-    column: int
+    column: Column
     band: BandPlaces | None = None
     """The band of the units, for WRITTEN."""
-
-
-class ColumnLimit(NamedTuple):
-    """What the numbers of a column have to be like."""
-
-    column: int
-    start: int
-    end: int
-    """All numbers lie in ``[start, end)``."""
-    like: int
-    """The column that this one is as long as; itself, if the length is free."""
 
 
 class Recipe:
@@ -108,7 +104,7 @@ class Recipe:
     ) -> None:
         self.pieces = pieces
         self.limits = limits
-        self.column_end = 1 + max(limit.column for limit in limits)
+        self.column_end = 1 + max(limit[0] for limit in limits)
         """So many columns there have to be."""
         self.notes = notes
         self.leaves_work = any(note.kind is not Later.WRITTEN for note in notes)
@@ -152,15 +148,15 @@ class _Writing:
         self._places = places
         self._pieces: list[Piece] = []
         self._notes: list[LaterNote] = []
-        self._ranges: dict[int, tuple[int, int]] = {}
-        self._like: dict[int, int] = {}
+        self._ranges: dict[Column, tuple[int, int]] = {}
+        self._like: dict[Column, Column] = {}
 
     def recipe(self) -> Recipe | None:
         """Return the recipe; None for effects that name nothing, or what can be no column."""
         if not self._ranges or min(self._ranges) < 0:
             return None
         limits = tuple(
-            ColumnLimit(column, start, end, self._first_like(column))
+            (column, start, end, self._first_like(column))
             for column, (start, end) in self._ranges.items()
         )
         return Recipe(tuple(self._pieces), limits, tuple(self._notes))
@@ -202,7 +198,9 @@ class _Writing:
         # Entry 0 is the sink's and never changes.
         self._limit(effect.virtual, 1, band.map_entry_count)
         if effect.physical != NO_COLUMN:
-            self._limit(effect.physical, band.unit_start, band.unit_end, effect.virtual)
+            self._limit(
+                effect.physical, band.unit_index_min, band.unit_index_end_count, effect.virtual
+            )
         self._pieces.append(
             WriteEntries(
                 band.map_offset_bytes, band.map_entry_count, effect.virtual, effect.physical
@@ -211,8 +209,8 @@ class _Writing:
         return True
 
     def _zero(self, effect: Zero, band: BandPlaces) -> bool:
-        self._limit(effect.units, band.unit_start, band.unit_end)
-        self._pieces.append(ZeroUnits(band.unit_bytes, band.unit_end, effect.units))
+        self._limit(effect.units, band.unit_index_min, band.unit_index_end_count)
+        self._pieces.append(ZeroUnits(band.unit_bytes, band.unit_index_end_count, effect.units))
         self._notes.append(LaterNote(Later.WRITTEN, effect.units, band))
         return True
 
@@ -238,7 +236,7 @@ class _Writing:
         state = self._places.state
         if state is None:
             return False
-        self._limit(effect.units, state.unit_start, state.unit_end)
+        self._limit(effect.units, state.unit_index_min, state.unit_index_end_count)
         self._notes.append(LaterNote(Later.CLEAR, effect.units))
         return True
 
@@ -246,7 +244,7 @@ class _Writing:
         bands = self._places.bands
         return bands[index] if 0 <= index < len(bands) else None
 
-    def _limit(self, column: int, start: int, end: int, like: int | None = None) -> None:
+    def _limit(self, column: Column, start: int, end: int, like: Column | None = None) -> None:
         """Have a column's numbers lie in ``[start, end)``, and it be as long as another."""
         known_start, known_end = self._ranges.get(column, (start, end))
         self._ranges[column] = max(start, known_start), min(end, known_end)
@@ -254,7 +252,7 @@ class _Writing:
             one, other = self._first_like(column), self._first_like(like)
             self._like[max(one, other)] = min(one, other)
 
-    def _first_like(self, column: int) -> int:
+    def _first_like(self, column: Column) -> Column:
         """Return the first of the columns that are as long as this one."""
         while self._like.get(column, column) != column:
             column = self._like[column]

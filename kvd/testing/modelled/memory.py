@@ -14,7 +14,8 @@ from kvd.testing.modelled.world import World
 from kvd_client.device.host.commands import HostCommands
 from kvd_client.device.host.memory import HostMemory
 from kvd_client.device.host_pool import HostPool
-from kvd_client.device.port import IntArray, NumberLists, RowTable
+from kvd_client.device.places import RowTable
+from kvd_client.device.port import IntArray, NumberLists
 from kvd_client.device.recipes import Recipe
 from kvd_client.errors import DeviceError
 from kvd_proto.memory import StoragePlan

@@ -10,15 +10,16 @@ from typing import Final
 import numpy as np
 
 from kvd_client.device.cuda.cooked import CookedRecipe, cook
+from kvd_client.device.cuda.launch import Launch
 from kvd_client.device.cuda.memory import CudaMemory
 from kvd_client.device.cuda.submission import (
     ORDERED_ENTRIES_MAX,
-    Launch,
     RowPlace,
     Span,
     last_of_each,
 )
-from kvd_client.device.port import IntArray, NumberLists, RowTable
+from kvd_client.device.places import RowTable
+from kvd_client.device.port import IntArray, NumberLists
 from kvd_client.device.recipes import Recipe, WriteCells, WriteEntries
 from kvd_client.errors import DeviceError
 

@@ -82,12 +82,21 @@ def cook(recipe: Recipe, base_address: int, row_place: RowPlace | None) -> Cooke
         match piece:
             case ZeroUnits():
                 spread.append(zero_item(piece.units, base_address, piece.unit_bytes))
-                units = _around(units, (0, piece.unit_end * piece.unit_bytes))
+                units = _around(units, (0, piece.unit_index_end_count * piece.unit_bytes))
             case WriteEntries():
                 start = piece.offset_bytes
                 address = base_address + start
                 ordered.append(
-                    (ENTRIES, piece.indices, piece.values, NO_LIST, address, piece.stride, 0, 0)
+                    (
+                        ENTRIES,
+                        piece.indices,
+                        piece.values,
+                        NO_LIST,
+                        address,
+                        piece.stride_count,
+                        0,
+                        0,
+                    )
                 )
                 tables = _around(tables, (start, start + 4 * piece.entry_count))
             case WriteCells():

@@ -22,7 +22,7 @@ from kvd_client.device.cuda.calls import (
     visible_gpus,
 )
 from kvd_client.device.cuda.driver import Handle
-from kvd_client.device.cuda.launching import new_launcher
+from kvd_client.device.cuda.kernel_calls import new_launcher
 from kvd_client.device.cuda.submission import MOVE_THREADS, THREADS
 from kvd_client.errors import DeviceError
 

@@ -15,13 +15,13 @@ from kvd_client.device.cuda.commands import CudaCommands
 from kvd_client.device.cuda.driver import Driver, Handle
 from kvd_client.device.cuda.event import CudaEvent, EventPool, poll
 from kvd_client.device.cuda.lanes import LaneAddresses
+from kvd_client.device.cuda.launch import Launch
 from kvd_client.device.cuda.staging import Staging
 from kvd_client.device.cuda.submission import (
     INLINE_BYTES,
     LARGE_TILE_BYTES,
     MOVE_WORDS,
     WORD_BYTES,
-    Launch,
 )
 from kvd_client.device.fences import Lane, LaneNumber, passed
 from kvd_client.device.port import Commands, Event
