@@ -418,9 +418,10 @@ def _report(name: str, figures: Sequence[Figure], *, as_json: bool) -> None:
         [
             (
                 figure.name,
-                f"{figure.value:.2f}",
+                # Ratios come within a percent of their targets.
+                f"{figure.value:.4f}" if figure.unit.startswith("x") else f"{figure.value:.2f}",
                 figure.unit,
-                "" if figure.target is None else f"<= {figure.target:g}",
+                "" if figure.target is None else f"<= {figure.target:.5g}",
                 _met(figure),
             )
             for figure in figures
