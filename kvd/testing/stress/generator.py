@@ -60,30 +60,30 @@ from kvd.testing.stress.program import (
 PERMILLE: Final = 1000
 
 WEIGHTS: Final[dict[type[AnyStep], int]] = {
-    Admit: 60,
-    AskAgain: 20,
-    GiveUp: 4,
+    Admit: 40,
+    AskAgain: 60,
+    GiveUp: 20,
     Extend: 40,
     Decode: 50,
     Stand: 30,
     Advance: 60,
-    Free: 25,
+    Free: 15,
     Launch: 80,
     Record: 50,
     Abort: 2,
     Process: 60,
-    Insert: 25,
-    Evict: 12,
+    Insert: 15,
+    Evict: 40,
     LoadReserve: 12,
     LoadName: 8,
     LoadSubmit: 12,
     LoadCancel: 3,
     Backup: 15,
     FailCopy: 2,
-    Hold: 12,
+    Hold: 8,
     Publish: 14,
     CancelHold: 2,
-    Post: 14,
+    Post: 8,
     LetGo: 25,
     EndTransfer: 50,
     Relief: 8,
@@ -117,8 +117,8 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
     "pick_index": (64, 200),
     "first_victim_index": (64, 300),
     "count": (8, 400),
-    "prompt_tokens": (80, 50),
-    "new_tokens": (48, 250),
+    "prompt_tokens": (64, 50),
+    "new_tokens": (32, 250),
     "tokens": (32, 300),
     "take_tokens": (32, 250),
     "chunk_tokens": (64, 700),
@@ -195,8 +195,7 @@ def _random(shape: str, seed: int, what: str) -> Random:
 def _drawn(kind: type[AnyStep], random: Random) -> AnyStep:
     """Return a step of a kind with numbers drawn."""
     arguments: dict[str, object] = {}
-    for field in fields(kind):
-        name = field.name
+    for name in _NAMES[kind]:
         if name in FLAGS:
             arguments[name] = random.randrange(PERMILLE) < FLAGS[name]
         elif name == "units":
@@ -233,7 +232,7 @@ def _pass(random: Random) -> Iterator[AnyStep]:
 
 def _prefill(random: Random) -> Iterator[AnyStep]:
     """Somebody new, with a first chunk, a forward over it, and a place in the standing set."""
-    yield _drawn(Admit, random)
+    yield _drawn(random.choice((Admit, AskAgain)), random)
     if random.randrange(2):
         yield _drawn(Stand, random)
     yield Send()
@@ -319,6 +318,9 @@ def _make_way(random: Random) -> Iterator[AnyStep]:
     yield _drawn(random.choice((Admit, Extend, Relief)), random)
     yield Send()
 
+
+_NAMES: Final = {kind: tuple(field.name for field in fields(kind)) for kind in STEP_TYPES}
+"""The arguments of each step."""
 
 _RUNS: Final = (
     _move_on,

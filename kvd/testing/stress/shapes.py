@@ -66,7 +66,7 @@ SHAPES: Final[dict[str, Shape]] = {
         context_tokens=64,
         chunk_tokens=12,
         rows_count=6,
-        spare_bytes=6144,
+        spare_bytes=9216,
     ),
     "state-two-windows-full": Shape(
         full_rows_count=4,
@@ -76,7 +76,7 @@ SHAPES: Final[dict[str, Shape]] = {
         context_tokens=64,
         chunk_tokens=8,
         rows_count=6,
-        spare_bytes=8192,
+        spare_bytes=12288,
     ),
     "state-three-windows-full": Shape(
         full_rows_count=2,
@@ -86,7 +86,7 @@ SHAPES: Final[dict[str, Shape]] = {
         context_tokens=48,
         chunk_tokens=8,
         rows_count=5,
-        spare_bytes=8192,
+        spare_bytes=14336,
     ),
     "state-full": Shape(
         full_rows_count=3,
@@ -95,7 +95,7 @@ SHAPES: Final[dict[str, Shape]] = {
         context_tokens=64,
         chunk_tokens=16,
         rows_count=7,
-        spare_bytes=4096,
+        spare_bytes=9216,
     ),
     "window-full": Shape(
         full_rows_count=3,
@@ -104,7 +104,7 @@ SHAPES: Final[dict[str, Shape]] = {
         context_tokens=64,
         chunk_tokens=8,
         rows_count=6,
-        spare_bytes=4096,
+        spare_bytes=9216,
     ),
     "two-windows-full": Shape(
         full_rows_count=2,
@@ -113,7 +113,7 @@ SHAPES: Final[dict[str, Shape]] = {
         context_tokens=64,
         chunk_tokens=12,
         rows_count=6,
-        spare_bytes=6144,
+        spare_bytes=12288,
     ),
     "full": Shape(
         full_rows_count=2,
@@ -121,7 +121,7 @@ SHAPES: Final[dict[str, Shape]] = {
         context_tokens=64,
         chunk_tokens=16,
         rows_count=8,
-        spare_bytes=4096,
+        spare_bytes=8192,
     ),
     "state-window-full-coprime": Shape(
         full_rows_count=5,
@@ -131,7 +131,7 @@ SHAPES: Final[dict[str, Shape]] = {
         context_tokens=48,
         chunk_tokens=9,
         rows_count=6,
-        spare_bytes=6144,
+        spare_bytes=13312,
     ),
     "two-windows-full-coprime": Shape(
         full_rows_count=11,
@@ -140,7 +140,7 @@ SHAPES: Final[dict[str, Shape]] = {
         context_tokens=60,
         chunk_tokens=10,
         rows_count=5,
-        spare_bytes=8192,
+        spare_bytes=26624,
     ),
     "state-window-full-page-1": Shape(
         full_rows_count=5,
@@ -150,7 +150,7 @@ SHAPES: Final[dict[str, Shape]] = {
         context_tokens=24,
         chunk_tokens=6,
         rows_count=6,
-        spare_bytes=2048,
+        spare_bytes=5120,
     ),
     "state-two-windows-full-page-16": Shape(
         full_rows_count=2,
@@ -160,7 +160,7 @@ SHAPES: Final[dict[str, Shape]] = {
         context_tokens=128,
         chunk_tokens=32,
         rows_count=5,
-        spare_bytes=16384,
+        spare_bytes=36864,
     ),
 }
 """By name, so that a saved program says what it ran on."""
