@@ -82,10 +82,10 @@ def _catch_up(run: "StressRun") -> None:
     """Have every rank do everything, and everything that was enqueued run."""
     for hand in run.stage.hands:
         run.follow(hand, len(run.script))
-    run.world.run()
+    run.run_dry()
     for rank in run.stage.ranks:
         rank.post_peers()
-    run.world.run()
+    run.run_dry()
 
 
 def _report(run: "StressRun") -> None:

@@ -1,10 +1,11 @@
 """Steps on ranks and their devices: what runs when, how transfers end, and death."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvd.testing.modelled.ranks import DEADLINE_MS
 from kvd.testing.stress.misuse import MISUSES
 from kvd.testing.stress.pace import FAVOURS
+from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd.testing.stress.program import (
     CheckTables,
     Die,
@@ -16,7 +17,6 @@ from kvd.testing.stress.program import (
     Misuse,
     Play,
 )
-from kvd.testing.stress.ranks import Peer, StressRank
 from kvd.testing.stress.scheduler import Scheduler
 from kvd_client.errors import ReplyError
 from kvd_proto.operations import CopyEnded, TransferEnded
@@ -31,7 +31,7 @@ PARTS_FOLLOWED_MAX = 8
 def play(run: "StressRun", step: Play) -> bool:
     """Let actions run."""
     run.pace.favour_index = step.favour_index % len(FAVOURS)
-    return run.world.advance(step.actions_count % ACTIONS_MAX + 1) > 0
+    return run.advance(step.actions_count % ACTIONS_MAX + 1)
 
 
 def follow(run: "StressRun", step: Follow) -> bool:
@@ -112,7 +112,7 @@ def end_transfer(run: "StressRun", step: EndTransfer) -> bool:
 
 
 def report_transfer(
-    run: "StressRun", rank: StressRank, peer: Peer, *, failed: bool, proven: bool
+    run: "StressRun", rank: PlayedRank[Any], peer: PlayedPeer, *, failed: bool, proven: bool
 ) -> bool:
     """Report the end of a transfer as far as it is known; return whether anything was reported."""
     number = peer.plan.number

@@ -5,33 +5,26 @@ gets the same plan of a forward, because the log gives all of them the same plac
 is when it happens. Nothing is raised inside an action; what is wrong is kept as a finding.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvd.testing.modelled.device import ModelledDevice, ModelledEvent, ModelledWork
+from kvd.testing.modelled.device import ModelledDevice, ModelledWork
 from kvd.testing.modelled.memory import ModelledMemory
 from kvd.testing.modelled.shadow import Accesses
 from kvd.testing.modelled.transfers import Network, Transfer
-from kvd.testing.stress.checked_rank import INT32_BYTES, CheckedRank
+from kvd.testing.stress.checked_rank import INT32_BYTES
 from kvd.testing.stress.plans import ForwardPlan, PeerPlan
+from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd_client import Client
 from kvd_client.launch import Step
 
 
 @dataclass(slots=True)
-class Peer:
-    """A transfer on one rank: waits until the rank has its places, then is the network's."""
+class Peer(PlayedPeer):
+    """A transfer on one rank, played by the modelled network."""
 
-    plan: PeerPlan
-    position: int
-    let_go: bool = False
-    event: ModelledEvent | None = None
     transfers: list[Transfer] = field(default_factory=list[Transfer])
-    posted: bool = False
-    astray: bool = False
-    """The rank has said that nobody knows whether the peer goes on."""
 
     @property
     def ended(self) -> bool:
@@ -39,7 +32,7 @@ class Peer:
         return self.posted and all(transfer.ended for transfer in self.transfers)
 
 
-class StressRank(CheckedRank):
+class StressRank(PlayedRank[Peer]):
     """One rank in one incarnation, on a modelled device."""
 
     def __init__(
@@ -55,12 +48,14 @@ class StressRank(CheckedRank):
         self.device = device
         self.memory = client.memory
         self.network = Network(device.world, f"{index}/network")
-        self.peers: dict[int, Peer] = {}
-        self._let_go: dict[int, None] = {}
 
     def note(self, what: str) -> None:
         """Say what the rank is doing, for the names of the actions it enqueues."""
         self.device.world.note = f"rank {self.index}, {what}"
+
+    def kill(self) -> None:
+        """Let the rank die where it is; nothing that is enqueued runs any more."""
+        self.device.kill()
 
     # ---- forwards -------------------------------------------------------------------------------
 
@@ -89,29 +84,13 @@ class StressRank(CheckedRank):
 
     # ---- peers ----------------------------------------------------------------------------------
 
-    def expect_peers(self, plans: Sequence[PeerPlan], position: int) -> None:
-        """Take note of transfers whose places are true once the log is applied to a position."""
-        for plan in plans:
-            self.peers[plan.number] = Peer(plan, position, let_go=plan.number in self._let_go)
+    def new_peer(self, plan: PeerPlan, position: int) -> Peer:
+        """Return a transfer that nothing is known of yet."""
+        return Peer(plan, position)
 
-    def post_peers(self) -> None:
-        """Let the network have the transfers whose places this rank has confirmed."""
-        for peer in self.peers.values():
-            if peer.posted:
-                continue
-            if peer.event is None:
-                if self.client.applied < peer.position:
-                    continue
-                event = self.client.stream.record()
-                assert isinstance(event, ModelledEvent)
-                peer.event = event
-            if peer.event.reached:
-                self._post(peer)
-
-    def _post(self, peer: Peer) -> None:
-        peer.posted = True
+    def post(self, peer: Peer) -> None:
+        """Tell the network the places of a transfer."""
         plan, held = peer.plan, not peer.let_go
-        self.note(f"transfer {plan.number}")
         for (starts, unit_bytes), words in zip(plan.starts, plan.words, strict=True):
             if plan.writes:
                 content = words.view(np.uint8).reshape(starts.size, unit_bytes)
@@ -120,14 +99,10 @@ class StressRank(CheckedRank):
                 transfer = self.network.send(self.memory, starts, unit_bytes, held=held)
             peer.transfers.append(transfer)
 
-    def let_go(self, number: int) -> None:
-        """Let the network begin with a transfer whenever it likes, once the rank has come to it."""
-        self._let_go[number] = None
-        peer = self.peers.get(number)
-        if peer is not None:
-            peer.let_go = True
-            for transfer in peer.transfers:
-                transfer.let_go()
+    def release(self, peer: Peer) -> None:
+        """Let the network begin with a transfer that it was told of."""
+        for transfer in peer.transfers:
+            transfer.let_go()
 
     def check_shipped(self, peer: Peer) -> None:
         """Compare what a peer read with what was there when the transfer was posted."""

@@ -7,16 +7,17 @@ decided. After every step all that was found wrong so far is raised.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 
 from kvd.engine.legacy import Legacy
 from kvd.errors import OperationError
-from kvd.testing.in_process import FIRST, IncarnationNumber, RankMemories
+from kvd.testing.in_process import FIRST, IncarnationNumber, InProcessTransport, RankMemories
+from kvd.testing.modelled.device import ModelledDevice
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.modelled.world import World
 from kvd.testing.stress.contents import Contents
@@ -28,12 +29,13 @@ from kvd.testing.stress.model import Model
 from kvd.testing.stress.oracle import Oracle
 from kvd.testing.stress.pace import Pace
 from kvd.testing.stress.plans import ForwardPlan
+from kvd.testing.stress.played_rank import PlayedRank
 from kvd.testing.stress.program import AnyStep, Program
 from kvd.testing.stress.ranks import StressRank
-from kvd.testing.stress.scheduler import Limits, Scheduler
+from kvd.testing.stress.scheduler import POOL_PLACES_COUNT, Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import stress_stage
-from kvd.testing.stress.stage import StressRanks, poisoned_memories
+from kvd.testing.stress.stage import StressRanks, attach_client, poisoned_memories
 from kvd.testing.stress.steps import UNCOUNTED, play_step
 from kvd_proto.codec import decode_entry, encode
 from kvd_proto.operations import AnyOwnEntry, Operation, Released
@@ -77,7 +79,7 @@ class StressRun:
         self.built = stress_stage(program.shape, overlap=program.overlap)
         plan = self.built.storage.storage
         self.counts: Counter[str] = Counter()
-        self.memories: RankMemories = poisoned_memories(plan.total_bytes, ranks=program.ranks_count)
+        self.memories = self.new_memories(plan.total_bytes)
         self.cell_bytes = grains_of(plan)[0].cell_bytes
         self.first_index = 0
         """The rank that does everything first."""
@@ -88,22 +90,50 @@ class StressRun:
         self._attach(None, ())
         self._schedule(Model(Contents(plan, cell_bytes=self.cell_bytes)))
 
+    # ---- what ranks run on ----------------------------------------------------------------------
+
+    def new_memories(self, total_bytes: int) -> RankMemories:
+        """Return memory for every rank, full of bytes that nobody wrote."""
+        return poisoned_memories(total_bytes, ranks=self.program.ranks_count)
+
+    def begin_incarnation(self) -> None:
+        """Have everything that the ranks of an incarnation have in common."""
+        self.world = World(self.pace, only_needed=self.program.seed_index % 3 != 0)
+
+    def attach_rank(self, index: int, transport: InProcessTransport) -> PlayedRank[Any]:
+        """Attach a rank."""
+        plan = self.built.storage.storage
+        device = ModelledDevice(self.world, rank=str(index), plan=plan, declares_only=True)
+        self.world.note = f"rank {index}, attach"
+        client = attach_client(
+            self.program, self.built, index=index, transport=transport, device=device
+        )
+        return StressRank(index=index, device=device, client=client, pool_places=POOL_PLACES_COUNT)
+
+    def advance(self, actions_count: int) -> bool:
+        """Let some actions of the devices run; return whether there were any."""
+        return self.world.advance(actions_count) > 0
+
+    def run_dry(self) -> None:
+        """Let everything run that is enqueued."""
+        self.world.run()
+
     # ---- incarnations ---------------------------------------------------------------------------
 
     def _attach(self, legacy: Legacy | None, redo: Sequence[bytes]) -> None:
         """Begin an incarnation."""
         program = self.program
         self.pace = Pace(program.seed_index * INCARNATIONS_MAX + self._number)
-        self.world = World(self.pace, only_needed=program.seed_index % 3 != 0)
+        self.begin_incarnation()
         self.script.clear()
         self.stage = StressRanks(
             program,
             self.built,
-            world=self.world,
             memories=self.memories,
             number=self._number,
             legacy=legacy,
             redo=redo,
+            attach_rank=self.attach_rank,
             plan_forward=self._plan_forward,
         )
         survives = legacy is not None and legacy.engine is not None
@@ -145,14 +175,14 @@ class StressRun:
         self._schedule(Model.after(before, contents, survivors))
 
     @property
-    def ranks(self) -> list[StressRank]:
+    def ranks(self) -> list[PlayedRank[Any]]:
         """Return all ranks."""
         return self.stage.ranks
 
     # ---- parts ----------------------------------------------------------------------------------
 
     @property
-    def first(self) -> Hand[StressRank]:
+    def first(self) -> Hand[PlayedRank[Any]]:
         """Return the rank that does everything first."""
         return self.stage.hands[self.first_index]
 
@@ -167,7 +197,7 @@ class StressRun:
             if behind > LAG_PARTS_MAX:
                 self.follow(hand, behind - LAG_PARTS_MAX)
 
-    def follow(self, hand: Hand[StressRank], count: int) -> int:
+    def follow(self, hand: Hand[PlayedRank[Any]], count: int) -> int:
         """Have a rank do what the first one did; return how many parts that were."""
         parts = self.script[hand.done_count : hand.done_count + count]
         for part in parts:
@@ -273,13 +303,19 @@ class StressRun:
                 raise rank.findings[0]
 
 
-def run_steps(program: Program, steps: Iterable[AnyStep], *, operations_max: int = 0) -> Result:
+def run_steps(
+    program: Program,
+    steps: Iterable[AnyStep],
+    *,
+    operations_max: int = 0,
+    begin: Callable[[Program], StressRun] = StressRun,
+) -> Result:
     """Play steps on the stage of a program, whose own are left aside, until so many were done.
 
     0 plays them all. Nothing is raised for a failure: the result has it, and the steps so far.
     """
     played: list[AnyStep] = []
-    run = StressRun(program)
+    run = begin(program)
     operations_count = 0
     failure: StressFailure | None = None
     try:

@@ -1,8 +1,8 @@
 """One incarnation of a stress run: an engine that is watched, and all ranks attached to it."""
 
 import sys
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from kvd.alloc.checks import CheckLevel
 from kvd.engine.incarnation import Incarnation
@@ -14,16 +14,14 @@ from kvd.testing.in_process import (
     InProcessTransport,
     RankMemories,
 )
-from kvd.testing.modelled.device import ModelledDevice
 from kvd.testing.modelled.ranks import DEADLINE_MS, GROUP
-from kvd.testing.modelled.world import World
 from kvd.testing.stress.contents import WORD_BYTES
 from kvd.testing.stress.hand import Hand, PlanForward, mode_of
+from kvd.testing.stress.played_rank import PlayedRank
 from kvd.testing.stress.program import Program
-from kvd.testing.stress.ranks import StressRank
-from kvd.testing.stress.scheduler import POOL_PLACES_COUNT
 from kvd.testing.stress.shapes import StressStage
-from kvd_client import attach
+from kvd_client import Client, attach
+from kvd_client.device.port import Device
 from kvd_proto.codec import decode_own_entry
 from kvd_proto.operations import AnyFact, AnyOwnEntry, Operation, RankFailed, StepAborted
 from kvd_proto.outcomes import OWN_PROGRAM, Outcome
@@ -32,6 +30,8 @@ POISON = 0xAB
 """Fills memory that nothing was written to."""
 IDLE_MOVES_MAX = 6
 BATCH_MOVES_MAX = 3
+
+AttachRank: TypeAlias = "Callable[[int, InProcessTransport], PlayedRank[Any]]"
 
 
 class Watcher(Protocol):
@@ -109,6 +109,30 @@ class WatchedIncarnation(Incarnation):
             raise
 
 
+def attach_client(
+    program: Program,
+    built: StressStage,
+    *,
+    index: int,
+    transport: InProcessTransport,
+    device: Device,
+) -> Client:
+    """Attach one rank of a program to its daemon."""
+    return attach(
+        "ipc:///nowhere",
+        group=GROUP,
+        rank=index,
+        tp=program.ranks_count,
+        mode=mode_of(leader=program.leader, index=index),
+        declare=built.layers,
+        sizing=built.sizing,
+        deadline_ms=DEADLINE_MS,
+        transport=transport,
+        device=device,
+        overlap=program.overlap,
+    )
+
+
 class StressRanks:
     """All ranks of one incarnation."""
 
@@ -117,15 +141,14 @@ class StressRanks:
         program: Program,
         built: StressStage,
         *,
-        world: World,
         memories: RankMemories,
         number: IncarnationNumber,
         legacy: Legacy | None,
         redo: Sequence[bytes],
+        attach_rank: AttachRank,
         plan_forward: PlanForward,
     ) -> None:
         """Attach every rank; the memories stay the caller's."""
-        self.world = world
         self.daemon = InProcessDaemon(
             built.storage,
             ranks=program.ranks_count,
@@ -141,32 +164,14 @@ class StressRanks:
         assert isinstance(incarnation, WatchedIncarnation)
         self.incarnation = incarnation
         self._memories = memories
-        self.hands: list[Hand[StressRank]] = []
-        plan = built.storage.storage
+        self.hands: list[Hand[PlayedRank[Any]]] = []
         for index in range(program.ranks_count):
-            device = ModelledDevice(world, rank=str(index), plan=plan, declares_only=True)
-            world.note = f"rank {index}, attach"
-            client = attach(
-                "ipc:///nowhere",
-                group=GROUP,
-                rank=index,
-                tp=program.ranks_count,
-                mode=mode_of(leader=program.leader, index=index),
-                declare=built.layers,
-                sizing=built.sizing,
-                deadline_ms=DEADLINE_MS,
-                transport=InProcessTransport(self.daemon, memories, rank=index),
-                device=device,
-                overlap=program.overlap,
-            )
-            rank = StressRank(
-                index=index, device=device, client=client, pool_places=POOL_PLACES_COUNT
-            )
+            rank = attach_rank(index, InProcessTransport(self.daemon, memories, rank=index))
             follows = program.leader and index > 0
             self.hands.append(Hand(rank, follows=follows, plan_forward=plan_forward))
 
     @property
-    def ranks(self) -> list[StressRank]:
+    def ranks(self) -> list[PlayedRank[Any]]:
         """Return all ranks."""
         return [hand.rank for hand in self.hands]
 
@@ -177,7 +182,7 @@ class StressRanks:
         nothing survives.
         """
         for index in killed:
-            self.hands[index].rank.device.kill()
+            self.hands[index].rank.kill()
         for index, hand in enumerate(self.hands):
             if index not in killed:
                 hand.leave()
