@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help venv demo test test-fast test-gpu sweep-cpu mutants check format clean
+.PHONY: help venv demo test test-fast test-gpu sweep-cpu sweep-gpu mutants check format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test-fast  the same without those that take longer than a second"
 	@echo "make test-gpu   the tests of the CUDA device, which need a GPU"
 	@echo "make sweep-cpu  the long sweeps, which take a quarter of an hour and more"
+	@echo "make sweep-gpu  50,000 operations of the stress harness on a GPU"
 	@echo "make mutants    leave out every rule that keeps pages apart and print which test notices"
 	@echo "make check      ruff, mypy, pyright and the architecture rules"
 	@echo "make format     let ruff format and sort the imports"
@@ -49,10 +50,13 @@ test-fast: venv
 	$(BIN)/python -m pytest -q -m "not gpu and not slow and not sweep" -n 2 --dist loadfile
 
 test-gpu: venv
-	$(BIN)/python -m pytest -q -m gpu tests/gpu
+	$(BIN)/python -m pytest -q -m "gpu and not sweep" tests/gpu
 
 sweep-cpu: venv
-	$(BIN)/python -m pytest -q -m sweep --timeout=0 --durations=0
+	$(BIN)/python -m pytest -q -m "sweep and not gpu" --timeout=0 --durations=0
+
+sweep-gpu: venv
+	$(BIN)/python -m kvd.testing.stress.cuda_sweep
 
 mutants: venv
 	$(BIN)/python -m tests.mutation
