@@ -1,7 +1,7 @@
 """A daemon without a process: the real engine of one stage behind a function."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, NewType
 
@@ -165,7 +165,7 @@ class RankMemories:
         }
 
     @contextmanager
-    def opened(self, rank: int) -> Iterator[int]:
+    def opened(self, rank: int) -> Generator[int]:
         """Lend a descriptor of a rank's arena."""
         descriptor = os.dup(self._arenas[rank])
         try:

@@ -1,6 +1,7 @@
 """A GPU for stress runs that is a fake: kernels are numpy, and run when they are enqueued."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from kvd_client.device.cuda.device import CudaDevice
 from kvd_client.device.descriptors import create_memory
 from tests.client.cuda_fake import FakeDriver, view
 
-_DTYPES = {4: np.int32, 8: np.int64}
+_DTYPES: dict[int, Any] = {4: np.int32, 8: np.int64}
 
 
 class NumpyWords:

@@ -51,7 +51,8 @@ def test_a_table_write_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch
 
 def test_bytes_that_change_behind_a_forward_are_found_and_said_in_words() -> None:
     program = program_of("state-window-full", 1)
-    run = CudaRun(program, machine=fake_machine())
+    machine = fake_machine()
+    run = CudaRun(program, machine=machine)
     rank = run.ranks[0]
     assert isinstance(rank, CudaRank)
 
@@ -64,7 +65,7 @@ def test_bytes_that_change_behind_a_forward_are_found_and_said_in_words() -> Non
                     dtype=np.int64,
                 )
                 places = np.arange(content.size, dtype=np.int64)
-                rank._kernels.write(rank.client.memory.address, places, content ^ 1)
+                machine.words.write(rank.client.memory.address, places, content ^ 1)
 
     with pytest.raises(StressFailure, match=r"rank 0: step .* reads word"):
         flip_and_play()
