@@ -118,8 +118,8 @@ class Drawn:
         return Column(len(self.columns) - 1)
 
     def segment(self) -> list[AnyEffect]:
-        kinds = [self._take, self._forget, self._admit, self._move]
-        weights = [5, 3, 3, 1]
+        kinds = [self._take, self._forget, self._admit, self._move, self._sink]
+        weights = [5, 3, 3, 1, 1]
         (kind,) = self.draw.choices(kinds, weights)
         return kind(self.draw.choice([STATE, FULL]), self.draw.choice([0, 1, 1, 3, 7]))
 
@@ -152,6 +152,9 @@ class Drawn:
         ids = self.column(*IDS[band], count)
         behind = Column(len(self.columns) - 2)
         return [Move(band, Column(behind - 1), behind), WriteMap(band, ids, behind)]
+
+    def _sink(self, band: int, count: int) -> list[AnyEffect]:
+        return [ZeroSink(), WriteMap(band, self.column(*IDS[band], count))]
 
     def _cells(self, count: int) -> tuple[Column, Column]:
         """Return rows, and places that ascend within each of them."""
@@ -224,6 +227,13 @@ def test_a_segment_seen_before_may_stand_elsewhere_in_a_reply(ranks: Ranks) -> N
     for reply in ([first, second], [second], [outcome(columns=[[1], []]), first, first]):
         assert ranks.apply(*reply) == 1
         ranks.check()
+
+
+def test_columns_are_copied_behind_the_lists_of_single_effects(ranks: Ranks) -> None:
+    sink = outcome([ZeroSink()])
+
+    assert ranks.apply(sink, decode_step((1, 0, 5, 20), (2, 0, 6, 21)), sink) == 1
+    ranks.check()
 
 
 @pytest.mark.parametrize("count", [ORDERED_ENTRIES_MAX, ORDERED_ENTRIES_MAX + 1, 3_000])
