@@ -30,7 +30,7 @@ class NumpyWords:
         found = _words(address, places, word_bytes)[places].astype(np.int64)
         self.checked_count += places.size
         wrong = ((found != expected) & (expected != UNKNOWN)).nonzero()[0]
-        self._findings += [WordFinding(subject, int(i), int(found[i])) for i in wrong]
+        self._findings += [(subject, int(i), int(found[i])) for i in wrong]
 
     def write(self, address: int, places: Indices, tags: Tags) -> None:
         self.written_count += places.size

@@ -9,6 +9,7 @@ from kvd.testing.stress.failure import CheckName, StressFailure
 from kvd.testing.stress.generator import program_of, steps_of
 from kvd.testing.stress.run import run_steps
 from kvd_client.device.cuda.launch import Launch
+from tests.client.cuda_fake import FakeDriver
 from tests.stress.cuda_fakes import NumpyWords, fake_machine
 
 
@@ -27,7 +28,9 @@ def test_a_program_runs_on_the_cuda_device(shape: str, seed: int) -> None:
     assert words.checked_count > 1_000
     assert words.written_count > 100
     assert words.spent_us > 0
-    assert not machine.device.driver.registered, "lanes are given back"  # type: ignore[attr-defined]
+    driver = machine.device.driver
+    assert isinstance(driver, FakeDriver)
+    assert not driver.registered, "lanes are given back"
 
 
 def test_deaths_and_copies_to_host_pools_are_left_out() -> None:

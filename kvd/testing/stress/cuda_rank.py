@@ -5,22 +5,23 @@ says in which order streams come, so what should wait and does not is seen in th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 from kvd.testing.stress.checked_rank import INT32_BYTES
 from kvd.testing.stress.contents import WORD_BYTES, Indices, Tags
 from kvd.testing.stress.cuda_words import DeviceWords
-from kvd.testing.stress.failure import StressFailure
 from kvd.testing.stress.plans import ForwardPlan, PeerPlan
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd_client import Client
 from kvd_client.device.port import Device, Event
 from kvd_client.launch import Step
+
+if TYPE_CHECKING:
+    from kvd.testing.stress.failure import StressFailure
 
 DELAY_US_MAX: Final = 400
 """How long a kernel may keep a stream busy."""
@@ -58,13 +59,15 @@ class Subjects:
         self._reports.clear()
 
 
-@dataclass(slots=True)
 class CudaPeer(PlayedPeer):
     """A transfer on one rank, played by kernels."""
 
-    end: Event | None = None
-    wrong: StressFailure | None = None
-    """What a send found where its owner had something else; counts once it ends well."""
+    def __init__(self, plan: PeerPlan, position: int) -> None:
+        """Begin with nothing known but what the log says."""
+        super().__init__(plan, position)
+        self.end: Event | None = None
+        self.wrong: StressFailure | None = None
+        """What a send found where its owner had something else; counts once it ends well."""
 
     @property
     def ended(self) -> bool:

@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -20,16 +20,9 @@ FINDINGS_MAX: Final = 1024
 FINDING_WORDS: Final = 3
 THREADS: Final = 128
 NS_PER_US: Final = 1_000
+WordFinding: TypeAlias = tuple[int, int, int]
+"""A word that is not what it should be: of which comparison, its place in the lists, the word."""
 SOURCE_FILE: Final = Path(__file__).with_name("words.cu")
-
-
-class WordFinding(NamedTuple):
-    """A word that is not what it should be."""
-
-    subject: int
-    place: int
-    """Place in the lists of the comparison."""
-    found: int
 
 
 class DeviceWords(Protocol):
@@ -129,7 +122,7 @@ class CudaWords:
         count = min(int(self._findings[0]), FINDINGS_MAX)
         records = self._findings[1:].reshape(-1, FINDING_WORDS)[:count].tolist()
         self._findings[0] = 0
-        return [WordFinding(*record) for record in records]
+        return [(subject, place, found) for subject, place, found in records]
 
     def _launch(self, name: str, threads_count: int, arguments: tuple[Any, ...]) -> None:
         threads = min(threads_count, THREADS)

@@ -5,8 +5,7 @@ What the network does with a transfer is up to the kind of rank; when it may beg
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +13,24 @@ import numpy.typing as npt
 from kvd.testing.stress.checked_rank import CheckedRank
 from kvd.testing.stress.plans import PeerPlan
 from kvd_client import Client
-from kvd_client.device.port import Event
+
+if TYPE_CHECKING:
+    from kvd_client.device.port import Event
 
 
-@dataclass(slots=True)
 class PlayedPeer:
     """A transfer on one rank: waits until the rank has its places, then is the network's."""
 
-    plan: PeerPlan
-    position: int
-    let_go: bool = False
-    event: Event | None = None
-    posted: bool = False
-    astray: bool = False
-    """The rank has said that nobody knows whether the peer goes on."""
+    def __init__(self, plan: PeerPlan, position: int) -> None:
+        """Begin with nothing known but what the log says."""
+        self.plan = plan
+        self.position = position
+        self.let_go = False
+        self.event: Event | None = None
+        """Behind everything up to the position, on this rank."""
+        self.posted = False
+        self.astray = False
+        """Whether the rank has said that nobody knows whether the peer goes on."""
 
     @property
     def ended(self) -> bool:

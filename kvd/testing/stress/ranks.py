@@ -5,8 +5,6 @@ gets the same plan of a forward, because the log gives all of them the same plac
 is when it happens. Nothing is raised inside an action; what is wrong is kept as a finding.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from kvd.testing.modelled.device import ModelledDevice, ModelledWork
@@ -20,11 +18,13 @@ from kvd_client import Client
 from kvd_client.launch import Step
 
 
-@dataclass(slots=True)
 class Peer(PlayedPeer):
     """A transfer on one rank, played by the modelled network."""
 
-    transfers: list[Transfer] = field(default_factory=list[Transfer])
+    def __init__(self, plan: PeerPlan, position: int) -> None:
+        """Begin with nothing known but what the log says."""
+        super().__init__(plan, position)
+        self.transfers: list[Transfer] = []
 
     @property
     def ended(self) -> bool:
