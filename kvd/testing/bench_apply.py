@@ -145,6 +145,7 @@ class ApplyBench:
         profiles: list[Profile] = []
         try:
             applier = self._new_applier(place)
+            _apply_all(applier, steps)
             for _ in range(PROFILES_COUNT):
                 profiles.append(Profile(builtins=False))
                 # All at once: a profiler is slow to begin.

@@ -9,10 +9,11 @@ from typing import Any, Final, cast
 from kvd_client.device.cuda.driver import Driver
 
 TIMED: Final = frozenset(
-    {"is_capturing", "is_reached", "record", "upload", "wait_event", "wait_word", "write_word"}
+    {"is_reached", "record", "upload", "wait_event", "wait_word", "write_word"}
 )
 """Calls on the way of a submission, beside its launches."""
 LAUNCH: Final = "launch"
+CAPTURE_CHECK: Final = "capture_check"
 
 
 class TimedDriver:
@@ -34,6 +35,10 @@ class TimedDriver:
     def launcher(self, stream: Any, **shape: Any) -> Callable[[int], None]:
         """Return the inner driver's launcher, timed."""
         return self._timed(LAUNCH, self._inner.launcher(stream, **shape))
+
+    def capture_check(self, stream: Any) -> Callable[[], bool]:
+        """Return the inner driver's check, timed."""
+        return self._timed(CAPTURE_CHECK, self._inner.capture_check(stream))
 
     def clear(self) -> None:
         """Forget what was counted."""
@@ -96,9 +101,9 @@ class IdleDriver:
         """Return what launches nothing."""
         return _launch_nothing
 
-    def is_capturing(self, _stream: Any) -> bool:
-        """Return False."""
-        return False
+    def capture_check(self, _stream: Any) -> Callable[[], bool]:
+        """Return what says that no stream is captured."""
+        return _captures_nothing
 
     def is_reached(self, _event: Any) -> bool:
         """Return True: there is nothing to be done before."""
@@ -116,6 +121,10 @@ class IdleDriver:
     def _keep(self, area: Any) -> int:
         self._kept.append(area)
         return ctypes.addressof(area)
+
+
+def _captures_nothing() -> bool:
+    return False
 
 
 def _launch_nothing(_block_count: int) -> None:

@@ -126,8 +126,8 @@ class FakeDriver:
     def end_stream(self, stream: int) -> None:
         pass
 
-    def is_capturing(self, stream: int) -> bool:
-        return self.capturing
+    def capture_check(self, stream: int) -> Callable[[], bool]:
+        return lambda: self.capturing
 
     def new_event(self) -> FakeEvent:
         self.events.append(FakeEvent())

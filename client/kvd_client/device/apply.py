@@ -32,12 +32,14 @@ from kvd_client.device.assembly import (
     NO_LAUNCH_WORK,
     Assembly,
     LaunchWork,
+    Piece,
     WaitFor,
     Workplace,
 )
 from kvd_client.device.columns import Columns, decode_columns
 from kvd_client.device.copies import CopyWork, HostCopies, WaitForCopy
 from kvd_client.device.fences import FencePage
+from kvd_client.device.known_replies import known_reply
 from kvd_client.device.places import PlanPlaces
 from kvd_client.device.port import Commands, Device, Event, Memory, Stream
 from kvd_client.device.recipes import Recipes
@@ -75,11 +77,12 @@ class StepGuard(NamedTuple):
 
 
 class AssembledReply(NamedTuple):
-    """Entries that were checked: what to enqueue for them."""
+    """Entries that were checked: what to enqueue for them, and what they leave to do."""
 
     first_position: int
     entry_count: int
-    assembly: Assembly
+    pieces: Sequence[Piece]
+    launch_work: LaunchWork
 
 
 class Applier:
@@ -257,11 +260,17 @@ class Applier:
                     f"stub.cursor_gapless: position {self._applied + 1} is next, "
                     f"and an entry at {first_position} came"
                 )
+            if columns is None:
+                columns = decode_columns(outcomes)
+            known = None if guard is not None else self._known(first_position, outcomes, columns)
+            if known is not None:
+                return AssembledReply(first_position, len(outcomes), (known,), NO_LAUNCH_WORK)
             assembly = self._assemble(first_position, outcomes, columns, guard)
         except BaseException as error:
             self._poison_by_entries(first_position, error)
             raise
-        return AssembledReply(first_position, len(outcomes), assembly)
+        work = assembly.launch_work()
+        return AssembledReply(first_position, len(outcomes), assembly.pieces, work)
 
     def enqueue_reply(self, reply: AssembledReply) -> None:
         """Enqueue what `assemble_reply` returned last; raises PoisonedError or whatever went wrong.
@@ -274,9 +283,9 @@ class Applier:
             assert reply.first_position == self._applied + 1, "another reply came in between"
             if not reply.entry_count:
                 return
-            for piece in reply.assembly.pieces:
+            for piece in reply.pieces:
                 self._enqueue(piece)
-            self._launch_work = reply.assembly.launch_work()
+            self._launch_work = reply.launch_work
             self._segment_start_index = 0
             self._applied = Position(self._applied + reply.entry_count)
             self._mark_position()
@@ -284,7 +293,7 @@ class Applier:
             self._poison_by_entries(reply.first_position, error)
             raise
 
-    def _enqueue(self, piece: Commands | WaitFor | CopyWork | WaitForCopy) -> None:
+    def _enqueue(self, piece: Piece) -> None:
         if isinstance(piece, WaitFor):
             self._stream.wait(piece.event)
         elif isinstance(piece, WaitForCopy):
@@ -375,18 +384,48 @@ class Applier:
         if self._poisoned is not None:
             raise PoisonedError(f"this rank is poisoned: {self._poisoned}")
 
+    def _known(
+        self, first_position: int, outcomes: Sequence[Outcome], columns: Sequence[Columns]
+    ) -> Commands | None:
+        """Return all there is to enqueue of a reply of known shape; None for any other.
+
+        With something to wait for, work left to the next launch, or a first entry that is partly
+        done, it is assembled effect by effect.
+        """
+        if (
+            self._barrier is not None
+            or self._ends
+            or self._segment_start_index
+            or self._launch_work is not NO_LAUNCH_WORK
+            or not self._device.takes_recipes
+        ):
+            return None
+        found = known_reply(
+            outcomes, columns, self._workplace.recipes, newest_step=self._newest_step
+        )
+        if found is None:
+            return None
+        recipe, whole = found
+        commands = self._device.commands(self._memory)
+        if not commands.add_recipe(recipe, whole.lists, whole.first_list):
+            return None
+        last = outcomes[-1].segments
+        commands.write_words(
+            offset_bytes=self._places.progress_offset_bytes,
+            values=(first_position + len(outcomes) - 1, len(last) - 1 if last else 0),
+        )
+        return commands
+
     def _assemble(
         self,
         first_position: int,
         outcomes: Sequence[Outcome],
-        columns: Sequence[Columns] | None,
+        columns: Sequence[Columns],
         guard: StepGuard | None,
     ) -> Assembly:
         """Return everything to enqueue, checked; nothing is enqueued yet."""
         assembly = Assembly(self._workplace, self._launch_work, self._add_step_wait)
         start_index = self._segment_start_index
-        if columns is None:
-            columns = decode_columns(outcomes)
         for place, outcome in enumerate(outcomes):
             segments = outcome.segments
             if segments:

@@ -54,6 +54,10 @@ class WaitFor:
     event: Event
 
 
+Piece: TypeAlias = Commands | WaitFor | CopyWork | WaitForCopy
+"""What a stream is given in order, or waits for in between."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchWork:
     """What effects asked of the next launch, to be done on its stream ahead of its kernels."""
@@ -141,7 +145,7 @@ class Assembly:
         of the next segment.
         """
         self._commands = workplace.device.commands(workplace.memory)
-        self.pieces: list[Commands | WaitFor | CopyWork | WaitForCopy] = [self._commands]
+        self.pieces: list[Piece] = [self._commands]
 
     def launch_work(self) -> LaunchWork:
         """Return what is left to the next launch: the earlier work and this reply's."""
@@ -158,10 +162,10 @@ class Assembly:
         that.
         """
         self._columns = columns
-        recipes = self._workplace.recipes
+        recipes, takes_recipes = self._workplace.recipes, self._workplace.device.takes_recipes
         for index in range(start_index, len(segments)):
             segment = segments[index]
-            recipe = recipes.of(segment)
+            recipe = recipes.of(segment) if takes_recipes else None
             if (
                 recipe is not None
                 and columns.fit(recipe)

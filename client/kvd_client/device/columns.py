@@ -26,7 +26,7 @@ class Columns:
     then a comparison of plain integers, however many effects name it.
     """
 
-    __slots__ = ("_arrays", "_greatest", "_least", "_lengths", "first_list", "lists")
+    __slots__ = ("_arrays", "_greatest", "_least", "_lengths", "first_list", "lists", "whole")
 
     def __init__(self, flat: IntArray, lengths: Sequence[int]) -> None:
         """Cut ``flat`` into columns; raises ReplyError if the lengths do not fit."""
@@ -42,6 +42,8 @@ class Columns:
         self.lists = NumberLists(flat, lengths, starts)
         """The columns of the whole reply, those of this outcome from ``first_list`` on."""
         self.first_list = 0
+        self.whole = self
+        """The columns of all outcomes of the reply together."""
         self._arrays = [
             flat[start : start + length] for start, length in zip(starts, lengths, strict=True)
         ]
@@ -63,6 +65,7 @@ class Columns:
         """Return the columns ``[start, end)`` by themselves, counted from 0 again."""
         part = Columns.__new__(Columns)
         part.lists = self.lists
+        part.whole = self.whole
         part.first_list = self.first_list + start
         part._arrays = self._arrays[start:end]
         part._lengths = self._lengths[start:end]

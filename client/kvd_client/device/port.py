@@ -236,6 +236,11 @@ class Device(Protocol):
         ...
 
     @property
+    def takes_recipes(self) -> bool:
+        """Return whether `Commands.add_recipe` is ever worth asking."""
+        ...
+
+    @property
     def gpu_uuid(self) -> str:
         """Return the GPU that memory has to be on, as ``nvidia-smi`` prints it; empty for none."""
         ...

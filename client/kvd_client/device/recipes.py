@@ -6,7 +6,7 @@ memory. A device that can takes the whole of it at once; otherwise, and wherever
 the effects are added one by one, which is what names a wrong one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -38,6 +38,10 @@ class ZeroUnits:
     """No unit is as great."""
     units: Column
 
+    def moved(self, first: int) -> "ZeroUnits":
+        """Return the piece for columns that are counted from one on."""
+        return replace(self, units=_moved(self.units, first))
+
 
 @dataclass(frozen=True, slots=True)
 class WriteEntries:
@@ -50,6 +54,10 @@ class WriteEntries:
     """NO_COLUMN stands for zeroes."""
     stride_count: int = 1
 
+    def moved(self, first: int) -> "WriteEntries":
+        """Return the piece for columns that are counted from one on."""
+        return replace(self, indices=_moved(self.indices, first), values=_moved(self.values, first))
+
 
 @dataclass(frozen=True, slots=True)
 class WriteCells:
@@ -59,6 +67,15 @@ class WriteCells:
     rows: Column
     places: Column
     pages: Column
+
+    def moved(self, first: int) -> "WriteCells":
+        """Return the piece for columns that are counted from one on."""
+        return replace(
+            self,
+            rows=_moved(self.rows, first),
+            places=_moved(self.places, first),
+            pages=_moved(self.pages, first),
+        )
 
 
 Piece: TypeAlias = ZeroUnits | WriteEntries | WriteCells
@@ -113,6 +130,13 @@ class Recipe:
         """What the device made of it the last time, for itself."""
 
 
+EntryShape: TypeAlias = tuple[tuple[Segment, ...], int, int]
+"""What an entry of a reply has in common with others of its kind: its segments, the place of its
+first column among all columns of the reply, and how many columns it has."""
+ReplyShape: TypeAlias = tuple[EntryShape, ...]
+"""The entries of a reply that have effects, but for those that only wait."""
+
+
 class Recipes:
     """The recipes of one plan, made as segments come."""
 
@@ -120,6 +144,7 @@ class Recipes:
         """Start empty."""
         self._places = places
         self._known: dict[Segment, Recipe] = {}
+        self._of_replies: dict[ReplyShape, Recipe] = {}
 
     def of(self, segment: Segment) -> Recipe | None:
         """Return a segment's recipe; None if it holds an effect that no recipe can hold."""
@@ -128,6 +153,36 @@ class Recipes:
         if recipe is None and segment and type(segment[0]) is not Wait:
             recipe = self._write(segment)
         return recipe
+
+    def of_reply(self, shape: ReplyShape) -> Recipe | None:
+        """Return the recipe of a whole reply, with the columns of all its entries counted through.
+
+        None if an entry holds an effect that no recipe can hold, or that leaves work to the next
+        launch, or names a column that the entry does not have.
+        """
+        recipe = self._of_replies.get(shape)
+        if recipe is None:
+            recipe = self._join(shape)
+            if recipe is not None:
+                if len(self._of_replies) >= RECIPES_MAX:
+                    self._of_replies.clear()
+                self._of_replies[shape] = recipe
+        return recipe
+
+    def _join(self, shape: ReplyShape) -> Recipe | None:
+        pieces: list[Piece] = []
+        limits: list[ColumnLimit] = []
+        for segments, first, column_count in shape:
+            for segment in segments:
+                recipe = self.of(segment)
+                if recipe is None or recipe.leaves_work or recipe.column_end > column_count:
+                    return None
+                pieces += [piece.moved(first) for piece in recipe.pieces]
+                limits += [
+                    (_moved(column, first), start, end, _moved(like, first))
+                    for column, start, end, like in recipe.limits
+                ]
+        return Recipe(tuple(pieces), tuple(limits), ())
 
     def _write(self, segment: Segment) -> Recipe | None:
         writing = _Writing(self._places)
@@ -139,6 +194,10 @@ class Recipes:
                 self._known.clear()
             self._known[segment] = recipe
         return recipe
+
+
+def _moved(column: Column, first: int) -> Column:
+    return column if column == NO_COLUMN else Column(first + column)
 
 
 class _Writing:

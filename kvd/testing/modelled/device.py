@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvd.testing.modelled.memory import ModelledCommands, ModelledMemory, grains_of
 from kvd.testing.modelled.queue import Event as QueueEvent
@@ -168,6 +169,9 @@ class ModelledStream:
 
 class ModelledDevice:
     """Maps memory and starts streams of one rank in a world."""
+
+    takes_recipes: Final = False
+    """Each effect is an action of its own."""
 
     def __init__(
         self,

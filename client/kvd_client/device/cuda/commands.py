@@ -5,7 +5,7 @@ other blocks zero pages, and the words that say how far work is are written by w
 last. So a decode step is one launch, however many effects it has.
 """
 
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,9 @@ WORDS_BYTES: Final = 16
 SHARED_NUMBERS_MAX: Final = 1 << 13
 """Longer replies are not copied whole: much of them is for the engine alone."""
 
+SoleRecipe: TypeAlias = tuple[CookedRecipe, NumberLists, int]
+"""A recipe, the lists of a reply, and the first of them that is a column of it."""
+
 _CLOSED: Final = Launch()
 _CLOSED.sealed = True
 _FIRST: Final = np.zeros(1, dtype=np.int64)
@@ -39,7 +42,16 @@ _FIRST: Final = np.zeros(1, dtype=np.int64)
 class CudaCommands:
     """Commands on one CUDA memory, in the order in which they were added."""
 
-    __slots__ = ("_address", "_last", "_size_bytes", "base_address", "launches", "memory")
+    __slots__ = (
+        "_address",
+        "_last",
+        "_size_bytes",
+        "base_address",
+        "launches",
+        "memory",
+        "sole",
+        "sole_words",
+    )
 
     def __init__(self, memory: CudaMemory) -> None:
         if not memory.writable:
@@ -47,6 +59,11 @@ class CudaCommands:
         mapping = memory.mapping()
         self.memory = memory
         self.launches: list[Launch] = []
+        """What to enqueue in this order, if there is no sole recipe."""
+        self.sole: SoleRecipe | None = None
+        """All there is beside words to write at its end: most decode steps come to that."""
+        self.sole_words: tuple[int, tuple[int, int]] | None = None
+        """Where those words lie in the memory, and their values."""
         # Takes nothing: the first command opens the first launch.
         self._last = _CLOSED
         self.base_address = self._address = mapping.address
@@ -61,7 +78,7 @@ class CudaCommands:
         if end_bytes > start_bytes:
             address, size_bytes = self._address + start_bytes, end_bytes - start_bytes
             item = (address, start_bytes, end_bytes, size_bytes, _FIRST)
-            if not self._last.try_zero(*item):
+            if not self._open().try_zero(*item):
                 self._new().try_zero(*item)
 
     def zero_units(self, *, base_bytes: int, unit_bytes: int, units: IntArray) -> None:
@@ -77,7 +94,7 @@ class CudaCommands:
             # Where they start makes no difference: tables lie behind all units.
             end_bytes = base_bytes + (int(greatest) + 1) * unit_bytes
             address = self._address + base_bytes
-            if not self._last.try_zero(address, base_bytes, end_bytes, unit_bytes, units):
+            if not self._open().try_zero(address, base_bytes, end_bytes, unit_bytes, units):
                 self._new().try_zero(address, base_bytes, end_bytes, unit_bytes, units)
 
     def move_units(
@@ -87,6 +104,7 @@ class CudaCommands:
         self._check_units(base_bytes, unit_bytes)
         if len(sources) != len(destinations):
             raise DeviceError(f"{len(sources)} units cannot move to {len(destinations)} places")
+        self._open()
         for start in range(0, len(sources), LIST_ENTRIES_MAX):
             end = start + LIST_ENTRIES_MAX
             address = self._address + base_bytes
@@ -105,7 +123,7 @@ class CudaCommands:
             self._write_many(start, end, indices, values)
         elif count:
             address = self._address + start
-            if not self._last.try_entries(address, start, end, indices, values):
+            if not self._open().try_entries(address, start, end, indices, values):
                 self._new().try_entries(address, start, end, indices, values)
 
     def write_rows(
@@ -120,7 +138,7 @@ class CudaCommands:
         if len(rows) > ORDERED_ENTRIES_MAX:
             self._write_many(*place.pages, rows * table.row_pages + places, pages)
             self._write_many(*place.lengths, rows, (places + 1) * table.page_tokens)
-        elif len(rows) and not self._last.try_rows(place, rows, places, pages):
+        elif len(rows) and not self._open().try_rows(place, rows, places, pages):
             self._new().try_rows(place, rows, places, pages)
 
     def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:
@@ -133,7 +151,14 @@ class CudaCommands:
         end_bytes = offset_bytes + WORDS_BYTES
         if offset_bytes & 15 or not 0 <= offset_bytes < end_bytes <= self._size_bytes:
             raise DeviceError(f"no pair of words can lie at byte {offset_bytes}")
-        if not self._last.try_words(offset_bytes, end_bytes, values):
+        if (
+            self.sole is not None
+            and (self.sole_words is None or self.sole_words[0] == offset_bytes)
+            and not self.memory.unconfirmed_moves
+        ):
+            self.sole_words = offset_bytes, values
+            return
+        if not self._open().try_words(offset_bytes, end_bytes, values):
             self._new().try_words(offset_bytes, end_bytes, values)
         if self.memory.unconfirmed_moves:
             self._last.sealed = True
@@ -146,7 +171,9 @@ class CudaCommands:
             cooked = recipe.made = self._cook(recipe)
         if not cooked.fits or not self._may_share(cooked, lists, first_list):
             return False
-        if not self._last.try_recipe(cooked, lists, first_list):
+        if self.sole is None and not self.launches:
+            self.sole = cooked, lists, first_list
+        elif not self._open().try_recipe(cooked, lists, first_list):
             self._new().try_recipe(cooked, lists, first_list)
         return True
 
@@ -194,8 +221,18 @@ class CudaCommands:
         for first in range(0, len(indices), LIST_ENTRIES_MAX):
             some = slice(first, first + LIST_ENTRIES_MAX)
             item = (self._address + start, start, end, indices[some], values[some])
-            if not self._last.try_many_entries(*item):
+            if not self._open().try_many_entries(*item):
                 self._new().try_many_entries(*item)
+
+    def _open(self) -> Launch:
+        """Return the launch that takes what comes next, if it can."""
+        if self.sole is not None:
+            (cooked, lists, first_list), self.sole = self.sole, None
+            self._new().try_recipe(cooked, lists, first_list)
+            if self.sole_words is not None:
+                offset_bytes, values = self.sole_words
+                self._last.try_words(offset_bytes, offset_bytes + WORDS_BYTES, values)
+        return self._last
 
     def _new(self) -> Launch:
         self._last = Launch()

@@ -26,6 +26,9 @@ class CudaDevice:
         self._lanes = LaneAddresses(driver)
         self._uploads = driver.new_stream()
 
+    takes_recipes: Final = True
+    """Segments and replies of a known shape are added as a whole."""
+
     @property
     def name(self) -> str:
         """Return ``cuda``."""

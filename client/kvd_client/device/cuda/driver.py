@@ -98,8 +98,8 @@ class Driver(Protocol):
         """Destroy a stream of `new_stream`."""
         ...
 
-    def is_capturing(self, stream: Handle) -> bool:
-        """Return whether what is enqueued would go into a graph instead of running."""
+    def capture_check(self, stream: Handle) -> Callable[[], bool]:
+        """Return what tells whether a stream is being captured into a graph."""
         ...
 
     def new_event(self) -> Handle:

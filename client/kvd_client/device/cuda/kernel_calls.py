@@ -1,4 +1,4 @@
-"""Launches without the bindings: each is a call with arguments that were laid out before.
+"""Calls of every step without the bindings, with arguments that were laid out before.
 
 `cuda.bindings` converts eleven arguments at each launch, which takes about as long as the driver
 does. Here nothing is converted: the launch's shape stands in a structure that only its number of
@@ -16,6 +16,8 @@ from kvd_client.device.cuda.calls import call
 LIBRARY: Final = "libcuda.so.1"
 """What the bindings load; the loader gives out the one that is there already."""
 
+NOT_CAPTURING: Final = int(cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
 
 class LaunchConfig(ctypes.Structure):
     """``CUlaunchConfig``."""
@@ -32,6 +34,21 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
     )
+
+
+def new_capture_check(stream: int) -> Callable[[], bool]:
+    """Return what tells whether a stream is being captured into a graph."""
+    ask: Any = ctypes.CDLL(LIBRARY).cuStreamIsCapturing
+    status = ctypes.c_int()
+    handle, answer = ctypes.c_void_p(stream), ctypes.byref(status)
+
+    def is_capturing() -> bool:
+        code = ask(handle, answer)
+        if code:
+            call("cuStreamIsCapturing", (cu.CUresult(code),))
+        return status.value != NOT_CAPTURING
+
+    return is_capturing
 
 
 def new_launcher(

@@ -4,8 +4,9 @@ What does neither has to go into a later launch.
 """
 
 import struct
+from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import Final, TypeAlias
 
 from kvd_client.device.cuda.cooked import CookedRecipe
 from kvd_client.device.cuda.submission import (
@@ -27,6 +28,10 @@ from kvd_client.errors import DeviceError
 
 LAUNCH_WORDS_MAX: Final = 1 << 16
 """A launch with lists of so many words takes no more; one item brings at most as many again."""
+
+EndWords: TypeAlias = tuple[int, int, int, int, int, int]
+"""What a launch writes at its end: address of a pair of words and both of them, address of the
+counter of blocks, address of the lane and its number."""
 
 _NOWHERE: Final = 1 << 62
 
@@ -199,31 +204,11 @@ class Launch:
         if self.words is not None:
             words_address = base_address + self._words_start
             first, second = self.words
-        starts = self._starts
-        list_count = len(starts)
-        head_words = HEADER_WORDS + list_count + 1
-        head = _packer(head_words).pack(
-            self._ordered_count,
-            self._spread_count,
-            self.tiles_count,
-            words_address,
-            first,
-            second,
-            counter_address,
-            done_address,
-            done_number,
-            list_count,
-            *starts,
-            self._list_words,
-        )
-        encoded = b"".join([head, *self._ordered, *self._spread, *self._lists])
-        head_words += ITEM_WORDS * (self._ordered_count + self._spread_count)
-        if len(encoded) != WORD_BYTES * (head_words + self._list_words):
-            raise DeviceError(
-                f"lists of {self._list_words} numbers have "
-                f"{len(encoded) - WORD_BYTES * head_words} bytes; each takes {WORD_BYTES}"
-            )
-        return encoded
+        ordered_count, spread_count = self._ordered_count, self._spread_count
+        end = words_address, first, second, counter_address, done_address, done_number
+        header = (ordered_count, spread_count, self.tiles_count, *end, len(self._starts))
+        parts = (*self._ordered, *self._spread, *self._lists)
+        return _encoded(header, self._starts, self._list_words, ordered_count + spread_count, parts)
 
     def encode_move(self, address: int) -> bytes:
         """Return the argument of this move, whose submission lies at an address."""
@@ -288,6 +273,42 @@ class Launch:
         if end > self._spread_end:
             self._spread_end = end
         return True
+
+
+def encode_recipe(
+    cooked: CookedRecipe, lists: NumberLists, first_list: int, end: EndWords
+) -> tuple[bytes, int]:
+    """Return the submission of a launch that holds one recipe and nothing else, and its tiles."""
+    tiles_count, lengths = 0, lists.lengths
+    for column, unit_tiles in cooked.zeroes:
+        tiles_count += lengths[first_list + column] * unit_tiles
+    ordered, spread = cooked.at(first_list)
+    ordered_count, spread_count = len(cooked.ordered), len(cooked.zeroes)
+    starts, numbers = lists.starts, lists.numbers
+    header = (ordered_count, spread_count, tiles_count, *end, len(starts))
+    parts = (ordered, spread, numbers.tobytes())
+    items_count = ordered_count + spread_count
+    return _encoded(header, starts, len(numbers), items_count, parts), tiles_count
+
+
+def _encoded(
+    header: tuple[int, ...],
+    starts: Sequence[int],
+    list_words: int,
+    item_count: int,
+    parts: Sequence[bytes],
+) -> bytes:
+    """Return a submission; ``parts`` are its items and then its lists."""
+    head_words = HEADER_WORDS + len(starts) + 1
+    head = _packer(head_words).pack(*header, *starts, list_words)
+    encoded = b"".join((head, *parts))
+    head_words += ITEM_WORDS * item_count
+    if len(encoded) != WORD_BYTES * (head_words + list_words):
+        raise DeviceError(
+            f"lists of {list_words} numbers have {len(encoded) - WORD_BYTES * head_words} bytes; "
+            f"each takes {WORD_BYTES}"
+        )
+    return encoded
 
 
 @cache

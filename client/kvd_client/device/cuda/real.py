@@ -22,7 +22,7 @@ from kvd_client.device.cuda.calls import (
     visible_gpus,
 )
 from kvd_client.device.cuda.driver import Handle
-from kvd_client.device.cuda.kernel_calls import new_launcher
+from kvd_client.device.cuda.kernel_calls import new_capture_check, new_launcher
 from kvd_client.device.cuda.submission import MOVE_THREADS, THREADS
 from kvd_client.errors import DeviceError
 
@@ -31,7 +31,6 @@ SOURCE_FILE: Final = Path(__file__).with_name("kernels.cu")
 _NOT_READY: Final = cu.CUresult.CUDA_ERROR_NOT_READY
 _READ: Final = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
 _READ_WRITE: Final = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-_NOT_CAPTURING: Final = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _NON_BLOCKING: Final = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
 _UNTIMED: Final = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 _SHARED: Final = _UNTIMED | int(cu.CUevent_flags.CU_EVENT_INTERPROCESS)
@@ -247,10 +246,9 @@ class CudaDriver:
         self._cupy_streams.pop(int(stream), None)
         call("cuStreamDestroy", cu.cuStreamDestroy(stream))
 
-    def is_capturing(self, stream: Handle) -> bool:
-        """Return whether what is enqueued would go into a graph instead of running."""
-        status = call("cuStreamIsCapturing", cu.cuStreamIsCapturing(stream))
-        return bool(status != _NOT_CAPTURING)
+    def capture_check(self, stream: Handle) -> Callable[[], bool]:
+        """Return what tells whether a stream is being captured into a graph."""
+        return new_capture_check(int(stream))
 
     def new_event(self) -> Handle:
         """Return a new event for this process, without timing."""

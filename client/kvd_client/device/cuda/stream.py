@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from kvd_client.device.cuda.commands import CudaCommands
+from kvd_client.device.cuda.commands import CudaCommands, SoleRecipe
 from kvd_client.device.cuda.driver import Driver, Handle
 from kvd_client.device.cuda.event import CudaEvent, EventPool, poll
 from kvd_client.device.cuda.lanes import LaneAddresses
-from kvd_client.device.cuda.launch import Launch
+from kvd_client.device.cuda.launch import Launch, encode_recipe
 from kvd_client.device.cuda.staging import Staging
 from kvd_client.device.cuda.submission import (
     INLINE_BYTES,
@@ -34,6 +34,7 @@ BLOCKS_PER_MULTIPROCESSOR: Final = 8
 SMALL_BLOCKS_PER_MULTIPROCESSOR: Final = 16
 """For moves in small tiles, where starting a block costs as much as a tile."""
 
+_NO_WORDS: Final = 0, 0
 _NO_NUMBER: Final = LaneNumber(0)
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
@@ -101,8 +102,11 @@ class CudaStream:
             )
         }
         """What launches each kernel: by whether it moves units, and gets all as its argument."""
+        self._start_inline = self._start[False, True]
+        self._is_capturing = driver.capture_check(self._handle)
         self._check_usable()
         self._staging = Staging(driver, pool, uploads)
+        self._counter_address = self._staging.counter_address
         self._done_address = 0 if lane is None else lanes.acquire(lane)
         self._registered: dict[int, int] = {}
         """Where further lanes are for the GPU, by where they are for this process."""
@@ -130,6 +134,11 @@ class CudaStream:
         with self._order:
             number = self._begin()
             try:
+                if commands.sole is not None:
+                    self._launch_sole(commands, commands.sole, number)
+                    if self._lane is not None:
+                        self._lane.mark_submitted(number)
+                    return
                 launches = commands.launches
                 for launch in launches[:-1]:
                     self._launch(launch, base_address, _NO_NUMBER)
@@ -281,22 +290,44 @@ class CudaStream:
             block_count = min(launch.tiles_count, self._blocks_max) + launch.needs_own_block
         submission = launch.encode(
             base_address=base_address,
-            counter_address=self._staging.counter_address,
+            counter_address=self._counter_address,
             done_address=self._done_address if number else 0,
             done_number=number,
         )
-        size_bytes = len(submission)
-        if size_bytes <= INLINE_BYTES and not staged:
-            self._inline.content[:size_bytes] = submission
+        if len(submission) > INLINE_BYTES or staged:
+            self._launch_staged(submission, block_count, launch if launch.is_move else None)
+        else:
+            self._inline.content[: len(submission)] = submission
             self._start[launch.is_move, True](block_count)
-            return
+
+    def _launch_sole(self, commands: CudaCommands, sole: SoleRecipe, number: LaneNumber) -> None:
+        """Launch commands that come to one recipe."""
+        words_address, words = 0, _NO_WORDS
+        if commands.sole_words is not None:
+            offset_bytes, words = commands.sole_words
+            words_address = commands.base_address + offset_bytes
+        done_address = self._done_address if number else 0
+        end = (words_address, *words, self._counter_address, done_address, number)
+        submission, tiles_count = encode_recipe(*sole, end)
+        block_count = min(tiles_count, self._blocks_max)
+        if sole[0].ordered or not tiles_count:
+            block_count += 1
+        size_bytes = len(submission)
+        if size_bytes > INLINE_BYTES:
+            self._launch_staged(submission, block_count, None)
+        else:
+            self._inline.content[:size_bytes] = submission
+            self._start_inline(block_count)
+
+    def _launch_staged(self, submission: bytes, block_count: int, move: Launch | None) -> None:
+        """Launch a submission that travels through memory."""
         place = self._staging.put(submission)
         address = self._staging.upload(self._handle, place)
-        if launch.is_move:
-            self._move.content[:] = launch.encode_move(address)
+        if move is not None:
+            self._move.content[:] = move.encode_move(address)
         else:
             self._staged.content[:] = address.to_bytes(WORD_BYTES, "little")
-        self._start[launch.is_move, False](block_count)
+        self._start[move is not None, False](block_count)
         self._staging.hold(self._handle, place)
 
     def _check_owner(self) -> None:
@@ -317,7 +348,7 @@ class CudaStream:
                 f"{type(self._failure).__name__}: {self._failure}"
             ) from self._failure
         self._driver.enter()
-        if self._driver.is_capturing(self._handle):
+        if self._is_capturing():
             raise DeviceError(
                 f"stream {self._name!r} is being captured into a graph; batches, launches and "
                 f"lanes of kvd stay outside of captures"
