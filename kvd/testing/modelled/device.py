@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from kvd.testing.modelled.memory import ModelledCommands, ModelledMemory, grains_of
 from kvd.testing.modelled.queue import Event as QueueEvent
@@ -70,6 +69,11 @@ class ModelledStream:
         self._lane = lane
         self._closed = False
         self._declares_only = declares_only
+
+    @property
+    def takes_recipes(self) -> bool:
+        """Return False: each effect is an action of its own."""
+        return False
 
     @property
     def name(self) -> str:
@@ -169,9 +173,6 @@ class ModelledStream:
 
 class ModelledDevice:
     """Maps memory and starts streams of one rank in a world."""
-
-    takes_recipes: Final = False
-    """Each effect is an action of its own."""
 
     def __init__(
         self,

@@ -11,11 +11,12 @@ of one process have one context.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from random import Random
 from typing import Any, Final
 
 from kvd.testing.in_process import InProcessTransport, RankMemories
+from kvd.testing.stress.contents import WORD_BYTES
 from kvd.testing.stress.cuda_rank import CudaRank, Subjects
 from kvd.testing.stress.cuda_words import CudaWords, DeviceWords
 from kvd.testing.stress.generator import program_of, steps_of
@@ -99,8 +100,8 @@ class CudaRun(StressRun):
         for rank in range(ranks):
             with memories.opened(rank) as descriptor:
                 memory = machine.device.map(descriptor, total_bytes)
-            address, words_count = memory.address, total_bytes // 8
-            stream.submit(lambda a=address, n=words_count: machine.words.fill(a, POISON_WORD, n))
+            words = total_bytes // WORD_BYTES
+            stream.submit(partial(machine.words.fill, memory.address, POISON_WORD, words))
             stream.synchronize(DEADLINE_MS)
             memory.close()
         stream.close(DEADLINE_MS)

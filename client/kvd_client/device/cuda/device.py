@@ -26,8 +26,10 @@ class CudaDevice:
         self._lanes = LaneAddresses(driver)
         self._uploads = driver.new_stream()
 
-    takes_recipes: Final = True
-    """Segments and replies of a known shape are added as a whole."""
+    @property
+    def takes_recipes(self) -> bool:
+        """Return True: segments and replies of a known shape are added as a whole."""
+        return True
 
     @property
     def name(self) -> str:

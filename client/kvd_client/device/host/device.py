@@ -4,8 +4,6 @@ It runs everywhere and behaves like a GPU where it matters: work is asynchronous
 stream only, and visible to other processes through the same fence page.
 """
 
-from typing import Final
-
 from kvd_client.device.fences import Lane
 from kvd_client.device.host.commands import HostCommands
 from kvd_client.device.host.memory import HostMemory
@@ -17,8 +15,10 @@ from kvd_client.errors import DeviceError
 class HostDevice:
     """Maps memfds and starts streams; it has no state of its own."""
 
-    takes_recipes: Final = False
-    """Each effect is a call of numpy in any case."""
+    @property
+    def takes_recipes(self) -> bool:
+        """Return False: each effect is a call of numpy in any case."""
+        return False
 
     @property
     def name(self) -> str:
