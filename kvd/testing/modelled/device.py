@@ -71,11 +71,6 @@ class ModelledStream:
         self._declares_only = declares_only
 
     @property
-    def takes_recipes(self) -> bool:
-        """Return False: each effect is an action of its own."""
-        return False
-
-    @property
     def name(self) -> str:
         """Return the name that errors use."""
         return self._queue.name
@@ -198,6 +193,11 @@ class ModelledDevice:
     def name(self) -> str:
         """Return ``modelled``."""
         return "modelled"
+
+    @property
+    def takes_recipes(self) -> bool:
+        """Return False: each effect is an action of its own."""
+        return False
 
     @property
     def gpu_uuid(self) -> str:
