@@ -58,6 +58,7 @@ class FakeDriver:
         self.random = random.Random(seed)
         self.capturing = False
         self.holds_events = False
+        self.holds_lanes = False
         self.events: list[FakeEvent] = []
         self.launches: list[Words] = []
         self.allocation_count = 0
@@ -182,6 +183,8 @@ class FakeDriver:
         assert moves == (MOVE in kinds.tolist())
         assert not moves or (items == 1 and lists == 2 and not words[3] and not words[7])
         assert not (words[0] and words[2]) or block_count >= 2, "block 0 leaves tiles to others"
+        if self.holds_lanes:
+            words[7] = 0
         run(words, self.random)
 
     def _run_long_move(self, argument: Words) -> None:

@@ -1,7 +1,8 @@
 """Staging: where submissions that are no kernel argument wait for the GPU.
 
 A ring of page-locked host memory and one of device memory of the same size. A place is used again
-only when an event behind the launch that read it is reached. Both are allocated once.
+only when the launch that read it is over: its lane's number is done, or an event behind it reached.
+Both are allocated once.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ from typing import Final, TypeAlias
 
 from kvd_client.device.cuda.driver import Driver, Handle
 from kvd_client.device.cuda.event import EventPool, poll
+from kvd_client.device.fences import Lane, LaneNumber, passed
 from kvd_client.errors import DeviceError
 from kvd_proto.errors import ErrorCode
 
@@ -29,10 +31,20 @@ class Staging:
     """The staging memory of one stream."""
 
     def __init__(
-        self, driver: Driver, pool: EventPool, uploads: Handle, *, size_bytes: int = STAGING_BYTES
+        self,
+        driver: Driver,
+        pool: EventPool,
+        uploads: Handle,
+        *,
+        lane: Lane | None = None,
+        size_bytes: int = STAGING_BYTES,
     ) -> None:
-        """Allocate both rings; ``uploads`` is a stream that waits for nothing."""
+        """Allocate both rings; ``uploads`` is a stream that waits for nothing.
+
+        ``lane`` is where the stream's submissions are counted, which says when they are over.
+        """
         self._driver = driver
+        self._lane = lane
         self._pool = pool
         self._uploads = uploads
         self._size_bytes = size_bytes
@@ -42,7 +54,7 @@ class Staging:
         area = (ctypes.c_uint8 * size_bytes).from_address(self._host_address)
         self._bytes = memoryview(area).cast("B")
         self._next = 0
-        self._in_flight: deque[tuple[Place, Handle]] = deque()
+        self._in_flight: deque[tuple[Place, LaneNumber, Handle]] = deque()
 
     def put(self, submission: bytes) -> Place:
         """Write a submission to a place of the ring.
@@ -54,24 +66,32 @@ class Staging:
         start = self._next if self._next + size_bytes <= self._size_bytes else 0
         end = start + size_bytes
         while self._in_flight:
-            _, event = self._in_flight[0]
+            _, number, event = self._in_flight[0]
             # The ring is used in order, so what is in the way is the oldest or comes behind it.
             in_the_way = any(
-                start < other_end and at < end for (at, other_end), _ in self._in_flight
+                start < other_end and at < end for (at, other_end), _, _ in self._in_flight
             )
             if in_the_way:
-                self._wait(event)
-            elif not self._driver.is_reached(event):
+                self._wait(number, event)
+            elif not self._is_read(number, event):
                 break
-            self._pool.give(event)
+            if event is not None:
+                self._pool.give(event)
             self._in_flight.popleft()
         self._next = end
         self._bytes[start:end] = submission
         return start, end
 
-    def _wait(self, event: Handle) -> None:
+    def _is_read(self, number: LaneNumber, event: Handle) -> bool:
+        """Return whether the GPU is done with a place."""
+        if event is None:
+            assert self._lane is not None
+            return passed(self._lane.values().done, number)
+        return self._driver.is_reached(event)
+
+    def _wait(self, number: LaneNumber, event: Handle) -> None:
         """Block until the GPU read a place; raises DeviceError with code TIMED_OUT."""
-        if not poll(lambda: self._driver.is_reached(event), PLACE_WAIT_MS):
+        if not poll(lambda: self._is_read(number, event), PLACE_WAIT_MS):
             raise DeviceError(
                 f"staging memory is full: the GPU did not get past an earlier submission within "
                 f"{PLACE_WAIT_MS} ms",
@@ -96,16 +116,22 @@ class Staging:
         self._pool.give(event)
         return address
 
-    def hold(self, stream: Handle, place: Place) -> None:
-        """Keep a place until the stream got past what is enqueued now."""
-        event = self._pool.take()
-        self._driver.record(event, stream)
-        self._in_flight.append((place, event))
+    def hold(self, stream: Handle, place: Place, number: LaneNumber) -> None:
+        """Keep a place until the stream got past what is enqueued now.
+
+        With the number that is done at the end of that, the lane tells, and no call is needed.
+        """
+        event: Handle = None
+        if not number:
+            event = self._pool.take()
+            self._driver.record(event, stream)
+        self._in_flight.append((place, number, event))
 
     def close(self) -> None:
         """Give both rings back; the stream must have run dry."""
-        for _, event in self._in_flight:
-            self._pool.give(event)
+        for _, _, event in self._in_flight:
+            if event is not None:
+                self._pool.give(event)
         self._in_flight.clear()
         self._driver.free(self.counter_address)
         self._bytes = memoryview(b"")

@@ -105,7 +105,7 @@ class CudaStream:
         self._start_inline = self._start[False, True]
         self._is_capturing = driver.capture_check(self._handle)
         self._check_usable()
-        self._staging = Staging(driver, pool, uploads)
+        self._staging = Staging(driver, pool, uploads, lane=lane)
         self._counter_address = self._staging.counter_address
         self._done_address = 0 if lane is None else lanes.acquire(lane)
         self._registered: dict[int, int] = {}
@@ -295,7 +295,7 @@ class CudaStream:
             done_number=number,
         )
         if len(submission) > INLINE_BYTES or staged:
-            self._launch_staged(submission, block_count, launch if launch.is_move else None)
+            self._launch_staged(submission, block_count, number, launch if launch.is_move else None)
         else:
             self._inline.content[: len(submission)] = submission
             self._start[launch.is_move, True](block_count)
@@ -314,13 +314,15 @@ class CudaStream:
             block_count += 1
         size_bytes = len(submission)
         if size_bytes > INLINE_BYTES:
-            self._launch_staged(submission, block_count, None)
+            self._launch_staged(submission, block_count, number, None)
         else:
             self._inline.content[:size_bytes] = submission
             self._start_inline(block_count)
 
-    def _launch_staged(self, submission: bytes, block_count: int, move: Launch | None) -> None:
-        """Launch a submission that travels through memory."""
+    def _launch_staged(
+        self, submission: bytes, block_count: int, number: LaneNumber, move: Launch | None
+    ) -> None:
+        """Launch a submission that travels through memory; it ends with a number of the lane."""
         place = self._staging.put(submission)
         address = self._staging.upload(self._handle, place)
         if move is not None:
@@ -328,7 +330,7 @@ class CudaStream:
         else:
             self._staged.content[:] = address.to_bytes(WORD_BYTES, "little")
         self._start[move is not None, False](block_count)
-        self._staging.hold(self._handle, place)
+        self._staging.hold(self._handle, place, number)
 
     def _check_owner(self) -> None:
         if self._pid != PROCESS.pid:
