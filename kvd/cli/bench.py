@@ -316,6 +316,8 @@ def apply(
     as_json: bool,
 ) -> None:
     """Check, assemble and enqueue the effects of decode steps: what they cost a rank's host."""
+    if profiles and as_json:
+        raise SettingError("--profile prints tables, so it does not go with --json")
     figures: list[Figure] = []
     benches = [
         ApplyBench(
