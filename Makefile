@@ -15,7 +15,7 @@ SWEEP_JOBS ?= $(shell nproc)
 # environment forbids to write byte code: half of all that they compute. `make clean` removes it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-fast test-gpu sweep-cpu mutants fuzz check format clean
+.PHONY: help venv demo test test-fast test-gpu sweep-cpu sweep-gpu mutants fuzz check format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test-fast  the same without those that take longer than a second"
 	@echo "make test-gpu   the tests of the CUDA device, which need a GPU"
 	@echo "make sweep-cpu  the long sweeps, which take a quarter of an hour and more"
+	@echo "make sweep-gpu  50,000 operations of the stress harness on a GPU"
 	@echo "make mutants    leave out every rule that keeps pages apart and print which test notices"
 	@echo "make fuzz       send a million damaged frames to a daemon; half an hour"
 	@echo "make check      ruff, mypy, pyright and the architecture rules"
@@ -56,13 +57,16 @@ test-fast: venv
 	$(BIN)/python -m pytest -q -m "not gpu and not slow and not sweep" -n 2 --dist loadfile
 
 test-gpu: venv
-	$(BIN)/python -m pytest -q -m gpu tests/gpu
+	$(BIN)/python -m pytest -q -m "gpu and not sweep" tests/gpu
 
 # 2,002,000 operations over 440 seeds, 40 on each of 11 shapes; a tenth of all answers is found again
 # by trying every layout.
 sweep-cpu: venv
 	$(BIN)/kvd stress --seeds 440 --ops 4550 --jobs $(SWEEP_JOBS) --oracle-share 100 --coverage
-	$(BIN)/python -m pytest -q -m sweep --timeout=0 --durations=0
+	$(BIN)/python -m pytest -q -m "sweep and not gpu" --timeout=0 --durations=0
+
+sweep-gpu: venv
+	$(BIN)/python -m kvd.testing.stress.cuda_sweep
 
 mutants: venv
 	$(BIN)/python -m tests.mutation
