@@ -42,7 +42,8 @@ class CheckedRank(ABC):
         self.checked_words_count = 0
 
     def note(self, what: str) -> None:
-        """Say what the rank is doing, for whoever names its actions."""
+        """Say what the rank is doing, for whoever names its actions; nobody does here."""
+        del what
 
     @abstractmethod
     def enqueue_forward(self, step: Step, plan: ForwardPlan, *, silent: bool) -> None:
@@ -56,7 +57,7 @@ class CheckedRank(ABC):
 
     def look_up(self, plan: ForwardPlan) -> None:
         """Look a forward's table entries up, and compare them."""
-        found = self.cells[plan.table_cells]
+        found = self.cells[plan.table_cells].astype(np.int64)
         if not np.array_equal(found, plan.table_values):
             self._report_tables(plan, found)
 

@@ -12,7 +12,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -22,15 +21,16 @@ from typing import Any, Final
 import msgspec
 
 from kvd.testing.child import die_with_parent
-from kvd.testing.faults import FaultRates, FaultyTransport, LostError
+from kvd.testing.faults import FaultyTransport
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.stress import finish, rank_steps
 from kvd.testing.stress.contents import Contents
+from kvd.testing.stress.daemon_messages import RankEnd, RankTask
 from kvd.testing.stress.failure import CheckName, StressFailure, failure_of
 from kvd.testing.stress.forwards import plan_forward
 from kvd.testing.stress.generator import program_of, steps_of
-from kvd.testing.stress.hand import Hand, StressAbort
 from kvd.testing.stress.host_rank import HostPeer, HostRank
+from kvd.testing.stress.insisting import InsistingHand
 from kvd.testing.stress.log_reader import LogReader
 from kvd.testing.stress.model import Model
 from kvd.testing.stress.plans import ForwardPlan
@@ -51,10 +51,8 @@ from kvd.testing.stress.scheduler import POOL_PLACES_COUNT, Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import StressStage, stress_stage
 from kvd.testing.stress.steps import SCHEDULED, UNCOUNTED
-from kvd_client import Batch, Client, Mode, attach
-from kvd_client.client import BatchBlock, LaunchBlock
+from kvd_client import Client, Mode, attach
 from kvd_client.errors import AttachError, EndedError, UsageError
-from kvd_client.launch import Step
 from kvd_client.transport import ZmqTransport
 from kvd_proto.codec import encode
 from kvd_proto.operations import CopyEnded, TransferEnded
@@ -66,93 +64,9 @@ ATTACH_WAIT_S: Final = 20.0
 NUMBERS_PER_INCARNATION: Final = 1_000_000
 CALLS_TO_DEATH_MAX: Final = 8
 """Within how many messages a rank dies that is to die."""
-BATCH_ABORT_PERMILLE: Final = 20
-"""Of how many batches the block is left by an exception first."""
 TRACE_CHARACTERS: Final = 3_000
 DRAIN_ROUNDS_MAX: Final = 4_000
 DRAIN_PAUSE_S: Final = 0.002
-
-
-class RankTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank of one incarnation is to do."""
-
-    address: str
-    group: str
-    shape: str
-    seed: int
-    rank: int
-    incarnation: int
-    first_step_index: int
-    operations_max: int
-    rates: FaultRates
-
-
-class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How it goes: the last word of a rank, but for one that kills itself, which says it before."""
-
-    rank: int
-    how: str
-    """``waiting`` for the other ranks, ``dying``, or at last ``done``, ``ended`` with its
-    incarnation, or ``failed``."""
-    step_index: int
-    operations_count: int
-    digest: str = ""
-    """Of everything that was decided."""
-    checked_words_count: int = 0
-    counts: dict[str, int] = {}
-    check: str = ""
-    message: str = ""
-
-
-class InsistingHand(Hand[HostRank]):
-    """Carries out parts over a transport that loses messages."""
-
-    def __init__(
-        self, rank: HostRank, *, plan_forward: Callable[[OpenLaunch], ForwardPlan], seed: str
-    ) -> None:
-        super().__init__(rank, follows=False, plan_forward=plan_forward)
-        self._random = Random(seed)
-        self.aborted_batches_count = 0
-
-    def insist(self, call: Callable[[], object]) -> None:
-        """Call once; while messages get lost, have the session complete what it owes."""
-        while True:
-            try:
-                call()
-            except LostError:
-                call = self.rank.client.ping
-            else:
-                return
-
-    def open_batch(self, part: SendBatch) -> tuple[BatchBlock, Batch]:
-        """Return a block with everything asked; what is due before is sent until it arrives."""
-        while True:
-            try:
-                return super().open_batch(part)
-            except LostError:
-                continue
-
-    def close(self, *, aborts: bool) -> None:
-        """Leave the launch block; the report of one that was left by an exception may come late."""
-        with suppress(LostError):
-            super().close(aborts=aborts)
-
-    def _send(self, part: SendBatch, *, first: bool) -> None:
-        if self._random.randrange(1000) < BATCH_ABORT_PERMILLE:
-            block, _ = self.open_batch(part)
-            block.__exit__(StressAbort, StressAbort(), None)
-            self.aborted_batches_count += 1
-        super()._send(part, first=first)
-
-    def _leave_batch(self, block: BatchBlock) -> None:
-        self.insist(lambda: block.__exit__(None, None, None))
-
-    def _enter_launch(self, block: LaunchBlock) -> Step:
-        while True:
-            try:
-                return block.__enter__()
-            except LostError:
-                continue
 
 
 class DaemonRun:
@@ -447,7 +361,6 @@ class DaemonRun:
 
 def play(task: RankTask, say: Callable[[RankEnd], None], wait: Callable[[], object]) -> None:
     """Play a task as one rank and say how it ended; ``wait`` blocks until all ranks have."""
-
 
     def meet(word: RankEnd) -> None:
         say(word)
