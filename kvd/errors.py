@@ -108,6 +108,10 @@ class DivergenceError(KvdError):
         super().__init__(message, code=ErrorCode.DIVERGED)
 
 
+class LostError(Exception):
+    """Raised by a faulty transport in place of what interrupts a call; the call may be repeated."""
+
+
 class StressFailure(KvdError):  # noqa: N818  # what a check of the harness found
     """A check of the stress harness did not hold."""
 

@@ -213,7 +213,7 @@ class ChainAllocator:
         assert found is not None, "the demand fits an empty arena"
         obstacle, text = found
         return Shortage(
-            reason=_reason(obstacle.kind),
+            reason=Reason.NO_IDS if obstacle.kind is ObstacleKind.IDS else Reason.NO_BYTES,
             band=self.bands[obstacle.band_index].geometry.name,
             short_units=obstacle.units_short_units,
             short_bytes=obstacle.bytes_short_bytes,
@@ -487,7 +487,7 @@ class ChainAllocator:
             )
         by_transfer = obstacle.kind in (ObstacleKind.FIXED, ObstacleKind.BLOCKED)
         return Shortage(
-            reason=_reason(obstacle.kind),
+            reason=Reason.NO_IDS if obstacle.kind is ObstacleKind.IDS else Reason.NO_BYTES,
             band=self.bands[obstacle.band_index].geometry.name,
             short_units=obstacle.units_short_units,
             short_bytes=obstacle.bytes_short_bytes,
@@ -495,7 +495,3 @@ class ChainAllocator:
             remover="the transfer's end" if by_transfer else "a request that ends",
             waiting_helps=True,
         )
-
-
-def _reason(kind: ObstacleKind) -> Reason:
-    return Reason.NO_IDS if kind is ObstacleKind.IDS else Reason.NO_BYTES

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from kvd.errors import StressFailure
 from kvd.testing.stress.cuda_rank import CudaRank
 from kvd.testing.stress.cuda_run import CudaRun, run_seed
-from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.generator import program_of, steps_of
 from kvd.testing.stress.run import run_steps
 from kvd_client.device.cuda.launch import Launch
