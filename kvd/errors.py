@@ -108,8 +108,11 @@ class DivergenceError(KvdError):
         super().__init__(message, code=ErrorCode.DIVERGED)
 
 
-class LostError(Exception):
-    """Raised by a faulty transport in place of what interrupts a call; the call may be repeated."""
+class LostError(KvdError):
+    """Raised by a faulty transport in place of what interrupts a call, which may be repeated."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=ErrorCode.UNREACHABLE, retry=True)
 
 
 class StressFailure(KvdError):  # noqa: N818  # what a check of the harness found
