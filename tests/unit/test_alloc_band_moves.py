@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from kvd.alloc.band import Band, Moves, Units
 from kvd.alloc.checks import CheckLevel, CheckMonitor
+from kvd.alloc.signals import transfer_signal
+from kvd.alloc.uses import UseKind
 from kvd.price.geometry import BandGeometry, BandKind
 from kvd.price.search import Span
 from tests.stateful.arena_bytes import assert_disjoint
@@ -206,6 +208,20 @@ def test_fixed_units_and_what_lies_below_them_stay(kind: BandKind, which: str) -
     filled.verify()
     assert filled.live() == sorted(_mirrored(kind, [2, 3, 4, 7]))
     assert filled.band.span == _span(kind, 2, 8)
+
+
+@ENDS
+def test_what_a_peer_still_reads_takes_no_unit_in(kind: BandKind) -> None:
+    filled = _filled(kind, _mirrored(kind, [2, 5, 9, 11]), _span(kind, 2, 12))
+    band = filled.band
+    (left,) = _mirrored(kind, [2])
+    band.usage.open(UseKind.NETWORK_SEND, transfer_signal(3), np.array([left]))
+    band.release(np.array([one for one in band.bound_ids() if band.physical(one) == left]))
+
+    filled.carry(band.compact(9))
+
+    filled.verify()
+    assert filled.live() == sorted(_mirrored(kind, [3, 4, 5]))
 
 
 def test_a_float_is_never_compacted_unasked() -> None:
