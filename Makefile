@@ -2,16 +2,16 @@
 #
 #   PYTHON   the interpreter that makes the environment, 3.11 or newer
 #   VENV     where the environment lies
-#   SWEEP_JOBS  processes of the long sweep, all cores if it is not said
+#   JOBS     processes of make sweep-cpu and make stress-mutants
 
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 2
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
-SWEEP_JOBS ?= $(shell nproc)
 
-.PHONY: help venv demo test test-fast test-gpu sweep-cpu mutants check format clean
+.PHONY: help venv demo test test-fast test-gpu sweep-cpu mutants stress-mutants check format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test-gpu   the tests of the CUDA device, which need a GPU"
 	@echo "make sweep-cpu  the long sweeps, which take a quarter of an hour and more"
 	@echo "make mutants    leave out every rule that keeps pages apart and print which test notices"
+	@echo "make stress-mutants  plant every fault, run the stress harness, write tests/stress/MUTANTS.md"
 	@echo "make check      ruff, mypy, pyright and the architecture rules"
 	@echo "make format     let ruff format and sort the imports"
 	@echo "make venv       make or update the environment in $(VENV)"
@@ -56,11 +57,14 @@ test-gpu: venv
 # 2,002,000 operations over 440 seeds, 40 on each of 11 shapes; a tenth of all answers is found again
 # by trying every layout.
 sweep-cpu: venv
-	$(BIN)/kvd stress --seeds 440 --ops 4550 --jobs $(SWEEP_JOBS) --oracle-share 100 --coverage
+	$(BIN)/kvd stress --seeds 440 --ops 4550 --jobs $(JOBS) --oracle-share 100 --coverage
 	$(BIN)/python -m pytest -q -m sweep --timeout=0 --durations=0
 
 mutants: venv
 	$(BIN)/python -m tests.mutation
+
+stress-mutants: venv
+	$(BIN)/kvd stress --mutants --jobs $(JOBS) --table tests/stress/MUTANTS.md
 
 check: venv
 	$(BIN)/ruff check .
