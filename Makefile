@@ -2,20 +2,20 @@
 #
 #   PYTHON   the interpreter that makes the environment, 3.11 or newer
 #   VENV     where the environment lies
-#   SWEEP_JOBS  processes of the long sweep, all cores if it is not said
+#   JOBS     processes of make sweep-cpu and make stress-mutants
 
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 2
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
-SWEEP_JOBS ?= $(shell nproc)
 
 # The tests start some hundreds of processes, which would compile every module anew where the
 # environment forbids to write byte code: half of all that they compute. `make clean` removes it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-fast test-gpu sweep-cpu sweep-gpu mutants fuzz check format clean
+.PHONY: help venv demo test test-fast test-gpu sweep-cpu sweep-gpu mutants stress-mutants fuzz check format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make sweep-gpu  50,000 operations of the stress harness on a GPU"
 	@echo "make mutants    leave out every rule that keeps pages apart and print which test notices"
 	@echo "make fuzz       send a million damaged frames to a daemon; half an hour"
+	@echo "make stress-mutants  plant every fault, run the stress harness, write tests/stress/MUTANTS.md"
 	@echo "make check      ruff, mypy, pyright and the architecture rules"
 	@echo "make format     let ruff format and sort the imports"
 	@echo "make venv       make or update the environment in $(VENV)"
@@ -62,7 +63,7 @@ test-gpu: venv
 # 2,002,000 operations over 440 seeds, 40 on each of 11 shapes; a tenth of all answers is found again
 # by trying every layout.
 sweep-cpu: venv
-	$(BIN)/kvd stress --seeds 440 --ops 4550 --jobs $(SWEEP_JOBS) --oracle-share 100 --coverage
+	$(BIN)/kvd stress --seeds 440 --ops 4550 --jobs $(JOBS) --oracle-share 100 --coverage
 	$(BIN)/python -m pytest -q -m "sweep and not gpu" --timeout=0 --durations=0
 
 sweep-gpu: venv
@@ -73,6 +74,9 @@ mutants: venv
 
 fuzz: venv
 	$(BIN)/python -m tests.fuzz
+
+stress-mutants: venv
+	$(BIN)/kvd stress --mutants --jobs $(JOBS) --table tests/stress/MUTANTS.md
 
 check: venv
 	$(BIN)/ruff check .

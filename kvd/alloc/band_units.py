@@ -283,6 +283,11 @@ class BandUnits:
         places: Units = (self._owner_of == RESERVED).nonzero()[0]
         return places
 
+    def ordered_holes(self) -> Units:
+        """Return the holes that can be handed out without merging what was freed; for checks."""
+        places = self._holes.places()
+        return self._mirrored(places) if self._down else places
+
     def bound_ids(self) -> Units:
         """Return all bound virtual ids, ascending; for checks."""
         return self._physical_of.nonzero()[0]

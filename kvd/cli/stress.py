@@ -9,6 +9,8 @@ from typing import Final
 
 import click
 
+from kvd.cli.mutants import hunt_mutants
+from kvd.testing.mutants.hunt import OPERATIONS_MAX as FAULT_OPERATIONS_COUNT
 from kvd.testing.stress.as_test import as_test
 from kvd.testing.stress.coverage import lines_of
 from kvd.testing.stress.program import Program, decode_program, encode_program
@@ -38,7 +40,6 @@ MS_PER_S: Final = 1000
     "--ops",
     "operations_max",
     type=click.IntRange(1),
-    default=OPERATIONS_COUNT,
     metavar="M",
     help=f"Operations of each seed ({OPERATIONS_COUNT}).",
 )
@@ -92,10 +93,26 @@ MS_PER_S: Final = 1000
 @click.option(
     "--coverage", "shows_coverage", is_flag=True, help="Say how often each thing happened."
 )
+@click.option(
+    "--mutants",
+    "plants_faults",
+    is_flag=True,
+    help="Plant faults in kvd, one at a time, and say which check notices each; --ops are the most "
+    f"for one of them ({FAULT_OPERATIONS_COUNT}).",
+)
+@click.option(
+    "--table",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Table of faults to write; the runs that it records are tried first.",
+)
+@click.option("--afresh", is_flag=True, help="Try nothing first that a table records.")
+@click.option("--recorded", is_flag=True, help="Only repeat what the table records, and compare.")
+@click.argument("faults", nargs=-1)
 @click.option("--quiet", is_flag=True, help="Print no line for a seed on which nothing is wrong.")
 def stress(  # one parameter per option is how click works
     seeds_count: int,
-    operations_max: int,
+    operations_max: int | None,
     shape: str | None,
     first_seed: int,
     processes_count: int,
@@ -104,6 +121,11 @@ def stress(  # one parameter per option is how click works
     shrink_runs_max: int,
     program_path: Path | None,
     shows_coverage: bool,
+    plants_faults: bool,
+    table: Path | None,
+    afresh: bool,
+    recorded: bool,
+    faults: tuple[str, ...],
     quiet: bool,
 ) -> None:
     """Play random programs on modelled devices and check every page after every step.
@@ -111,12 +133,28 @@ def stress(  # one parameter per option is how click works
     Each seed is a program: requests, values, copies, transfers, forwards and deaths on a small
     stage with two ranks or more, whose devices run in an order that the seed draws. The exit code
     is 1 if a check failed; the program is then made smaller and printed as a test.
+
+    With --mutants faults are planted instead, those that are named or all of them, and the exit
+    code is 1 if one is not noticed.
     """
+    if plants_faults:
+        sys.exit(
+            hunt_mutants(
+                faults,
+                processes_count=processes_count,
+                operations_max=operations_max or FAULT_OPERATIONS_COUNT,
+                table=table,
+                afresh=afresh,
+                recorded_only=recorded,
+            )
+        )
+    if faults or table is not None or afresh or recorded:
+        raise click.UsageError("faults and their table go with --mutants")
     if program_path is not None:
         sys.exit(_replay(program_path, shrink_runs_max, out_path))
     jobs = jobs_of(
         seeds_count=seeds_count,
-        operations_max=operations_max,
+        operations_max=operations_max or OPERATIONS_COUNT,
         shape=shape,
         first_seed=first_seed,
         oracle_permille=oracle_permille,

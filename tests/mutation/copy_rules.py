@@ -6,19 +6,20 @@ says so.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvd.errors import RaceError
 from kvd.testing.modelled.choice import InOrder
 from kvd.testing.modelled.device import ModelledDevice, ModelledWork
 from kvd.testing.modelled.shadow import Accesses
 from kvd.testing.modelled.world import World
+from kvd.testing.mutants.fault import Fault, planted
+from kvd.testing.mutants.ranks import BENCH_FAULTS
+from kvd.testing.mutants.registry import FAULTS
 from kvd.testing.small_rank import FULL, PLAN, TOTAL_BYTES, outcome
 from kvd_client.device.apply import Applier
-from kvd_client.device.copies import CopyWork, HostCopies
-from kvd_client.device.port import Event
 from kvd_proto.outcomes import AnyEffect, Column, Copy, CopyStream, Wait, Zero
-from tests.mutation.mutant import Kill, Mutant, Patch
+from tests.mutation.mutant import Kill, Mutant
 
 UNIT = 20
 PLACES = 4
@@ -99,39 +100,12 @@ def zero_behind_a_load(bench: CopyBench) -> None:
     bench.apply([Copy(1, CopyStream.LOAD, FULL, UNITS, HOST), Wait(copy=1), Zero(FULL, UNITS)])
 
 
-def _starting_behind(
-    choose: Callable[[Sequence[Event]], Sequence[Event]],
-) -> Callable[[Patch], None]:
-    """Let copies start behind some of the events that they should start behind."""
-    start = HostCopies.start
-
-    def remove(patch: Patch) -> None:
-        def early(copies: HostCopies, work: CopyWork, behind: Sequence[Event]) -> None:
-            start(copies, work, choose(behind))
-
-        patch.setattr(HostCopies, "start", early)
-
-    return remove
-
-
-beside_forwards = _starting_behind(lambda behind: behind[:1])
-beside_the_allocator = _starting_behind(lambda behind: behind[1:])
-
-
-def no_copy_waits(patch: Patch) -> None:
-    def over(copies: Any, copy: int) -> None:
-        return None
-
-    patch.setattr(HostCopies, "end_of", over)
-
-
 class CopyRule(NamedTuple):
-    """A wait, how to do without it, and the effects for which it is there."""
+    """A wait, the fault that is to be without it, and the effects for which it is there."""
 
     name: str
-    removes: str
     scene: Callable[[CopyBench], None]
-    remove: Callable[[Patch], None]
+    fault: Fault
 
     def play(self) -> None:
         """Play with every wait in place; raises RaceError."""
@@ -142,8 +116,7 @@ class CopyRule(NamedTuple):
     def attack(self) -> Kill | None:
         """Play without the wait; returns how that was noticed, None if it was not."""
         bench = CopyBench()
-        with Patch.context() as patch:
-            self.remove(patch)
+        with planted(self.fault):
             self.scene(bench)
         try:
             bench.world.run()
@@ -156,27 +129,24 @@ class CopyRule(NamedTuple):
         """Return the wait's removal."""
         return Mutant(
             name=self.name,
-            removes=self.removes,
+            removes=self.fault.rule,
             test=f"test_copy_rules.py::test_without_its_wait_two_actions_race[{self.name}]",
             attack=self.attack,
         )
 
 
+def _rule(name: str, scene: Callable[[CopyBench], None], *, fault: str = "") -> CopyRule:
+    return CopyRule(name, scene, FAULTS[fault or name])
+
+
 RULES: tuple[CopyRule, ...] = (
-    CopyRule("backup-waits-f", "BK waits the tail of F", back_up_behind_a_forward, beside_forwards),
-    CopyRule(
-        "backup-waits-f-first",
-        "also where A waits for it later in the same reply",
-        back_up_ahead_of_a_wait,
-        beside_forwards,
-    ),
-    CopyRule("load-waits-f", "LD waits the tail of F", load_behind_a_forward, beside_forwards),
-    CopyRule("load-waits-a", "LD waits A's position", load_behind_zeroing, beside_the_allocator),
-    CopyRule(
-        "backup-waits-a", "BK waits A's position", back_up_behind_zeroing, beside_the_allocator
-    ),
-    CopyRule(
-        "copy-wait", "A waits a copy where an effect says so", zero_behind_a_backup, no_copy_waits
-    ),
-    CopyRule("copy-wait-within", "also one of the same entry", zero_behind_a_load, no_copy_waits),
+    _rule("backup-waits-f", back_up_behind_a_forward),
+    # Also where A waits for the forward later in the same reply.
+    _rule("backup-waits-f-first", back_up_ahead_of_a_wait, fault="backup-waits-f"),
+    CopyRule("load-waits-f", load_behind_a_forward, BENCH_FAULTS[0]),
+    _rule("load-waits-a", load_behind_zeroing),
+    _rule("backup-waits-a", back_up_behind_zeroing),
+    _rule("copy-wait", zero_behind_a_backup),
+    # Also for a copy of the same entry.
+    _rule("copy-wait-within", zero_behind_a_load, fault="copy-wait"),
 )

@@ -5,30 +5,18 @@ cell, or the wait, two actions race. A scenario whose operation is turned down l
 all the same once nothing turns it down any more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from kvd.alloc.arena_order import ArenaOrder
-from kvd.alloc.band import Band
-from kvd.alloc.band_units import Units
-from kvd.alloc.clearance import (
-    CLEARANCE,
-    READ_CLEARANCE,
-    Cell,
-    Consumer,
-    Hazard,
-    Reader,
-    Rule,
-    Writer,
-)
+from kvd.alloc.clearance import Consumer, Hazard, Reader, Writer
 from kvd.alloc.signals import Signal, copy_signal, step_signal
-from kvd.alloc.usage import PageUsage
-from kvd.engine.outcome import OutcomeBuilder
 from kvd.errors import InvariantError, OperationError, RaceError
-from kvd_client.device.assembly import Assembly
+from kvd.testing.mutants.fault import Fault, Uncleared, Unread, planted
+from kvd.testing.mutants.registry import FAULTS
 from tests.mutation.applier_bench import ApplierBench
-from tests.mutation.mutant import Kill, Mutant, Patch, do_nothing
+from tests.mutation.mutant import Kill, Mutant
 from tests.mutation.operation_scenes import (
     SERVED,
     back_up_behind_a_load,
@@ -55,7 +43,8 @@ from tests.mutation.operations_bench import OperationsBench
 
 Scene = Callable[[OperationsBench], str]
 """Plays, and returns why the last operation was turned down, if it was."""
-Removal = Callable[[Patch, OperationsBench], None]
+Removal = Fault | Callable[[OperationsBench], None]
+"""A rule of the product, or what the bench does in place of an engine."""
 
 
 class OperationRule(NamedTuple):
@@ -82,13 +71,13 @@ class OperationRule(NamedTuple):
         new_bench: Callable[[], OperationsBench] | None = None,
     ) -> tuple[OperationsBench, str, RaceError | None]:
         """Play; returns the bench, why the last operation was turned down, and the race."""
-        with Patch.context() as patch:
+        with ExitStack() as stack:
             bench = (new_bench or self.new_bench)()
             if not rule:
-                self.remove(patch, bench)
+                stack.enter_context(left_out(self.remove, bench))
             if not companion:
                 assert self.companion is not None
-                self.companion(patch, bench)
+                stack.enter_context(left_out(self.companion, bench))
             turned_down = SERVED
             try:
                 turned_down = self.scene(bench)
@@ -119,65 +108,42 @@ class OperationRule(NamedTuple):
 # ---- what is left out ------------------------------------------------------------------------
 
 
-def writer_cell(consumer: Consumer, hazard: Hazard) -> Removal:
+def writer_cell(consumer: Consumer, hazard: Hazard) -> Fault:
     """Read one cell of the writers' table as nothing."""
-
-    def remove(patch: Patch, bench: OperationsBench) -> None:
-        removed = Rule(Cell.NOTHING, "removed")
-        bench.order.clearance = {**CLEARANCE, (consumer, hazard): removed}
-
-    return remove
+    return Fault(f"{consumer.value}-{hazard.value}", "a cell", (Uncleared(consumer, hazard),))
 
 
-def reader_cell(reader: Reader, writer: Writer) -> Removal:
+def reader_cell(reader: Reader, writer: Writer) -> Fault:
     """Read one cell of the readers' table as nothing."""
-
-    def remove(patch: Patch, bench: OperationsBench) -> None:
-        removed = Rule(Cell.NOTHING, "removed")
-        bench.order.read_clearance = {**READ_CLEARANCE, (reader, writer): removed}
-
-    return remove
+    return Fault(f"{reader.value}-{writer.value}", "a cell", (Unread(reader, writer),))
 
 
-def nothing_is_vacated(patch: Patch, bench: OperationsBench) -> None:
-    patch.setattr(Band, "_let_go", getattr(Band, "_add_holes"))  # noqa: B009
-
-
-def nothing_pends(patch: Patch, bench: OperationsBench) -> None:
-    patch.setattr(Band, "_disown", getattr(Band, "_let_go"))  # noqa: B009
-
-
-def copies_beside_forwards(patch: Patch, bench: OperationsBench) -> None:
+def copies_beside_forwards(bench: OperationsBench) -> None:
     bench.copies_follow_forwards = False
 
 
-def peers_beside_the_allocator(patch: Patch, bench: OperationsBench) -> None:
+def peers_beside_the_allocator(bench: OperationsBench) -> None:
     bench.peers_follow = False
 
 
-def transfers_are_not_pumped(patch: Patch, bench: OperationsBench) -> None:
-    def none(usage: PageUsage, units: Units) -> tuple[Signal, ...]:
-        return ()
-
-    patch.setattr(PageUsage, "transfers", none)
-
-
-def waits_are_lost(patch: Patch, bench: OperationsBench) -> None:
-    patch.setattr(OutcomeBuilder, "waits", do_nothing)
-
-
-def slots_are_received_as_they_are(patch: Patch, bench: OperationsBench) -> None:
-    patch.setattr(OutcomeBuilder, "zeroed", do_nothing)
+@contextmanager
+def left_out(removal: Removal, bench: OperationsBench) -> Generator[None]:
+    """Do without something for a while."""
+    if isinstance(removal, Fault):
+        with planted(removal):
+            yield
+    else:
+        removal(bench)
+        yield
 
 
-def launches_clear_all_the_same(patch: Patch, bench: OperationsBench) -> None:
-    patch.setattr(Assembly, "_forget_clears", do_nothing)
-
-
-def no_wait_for_steps(patch: Patch, bench: OperationsBench) -> None:
-    patch.setattr(ArenaOrder, "wait_step", do_nothing)
-
-
+nothing_is_vacated = FAULTS["vacated-becomes-hole"]
+nothing_pends = FAULTS["pending-to-holes"]
+transfers_are_not_pumped = FAULTS["publish-beside-transfers"]
+waits_are_lost = FAULTS["waits-forgotten-by-operations"]
+slots_are_received_as_they_are = FAULTS["received-slots-not-zeroed"]
+launches_clear_all_the_same = FAULTS["clears-yield"]
+no_wait_for_steps = FAULTS["sink-beside-steps"]
 applier_bench = partial(ApplierBench, as_replies=False)
 COPY, STEP = copy_signal(1), step_signal(1)
 _C, _H, _R, _W = Consumer, Hazard, Reader, Writer

@@ -230,6 +230,20 @@ def test_freed_units_that_are_no_holes_yet_take_places_too(kind: BandKind, kept_
     assert band.span == _span(kind, 2, 7)
 
 
+@ENDS
+def test_what_a_peer_still_reads_takes_no_unit_in(kind: BandKind) -> None:
+    filled = _filled(kind, _mirrored(kind, [2, 5, 9, 11]), _span(kind, 2, 12))
+    band = filled.band
+    (left,) = _mirrored(kind, [2])
+    band.usage.open(UseKind.NETWORK_SEND, transfer_signal(3), np.array([left]))
+    band.release(np.array([one for one in band.bound_ids() if band.physical(one) == left]))
+
+    filled.carry(band.compact(9))
+
+    filled.verify()
+    assert filled.live() == sorted(_mirrored(kind, [3, 4, 5]))
+
+
 def test_a_float_is_never_compacted_unasked() -> None:
     filled = _filled(BandKind.FLOAT, [10, 19], (10, 20))
     before = picture(filled.band)

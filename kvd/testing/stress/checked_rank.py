@@ -12,6 +12,7 @@ from kvd.testing.stress.contents import UNKNOWN, WORD_BYTES, Indices, Tags
 from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.plans import ForwardPlan, PeerPlan
 from kvd_client import Client
+from kvd_client.device.port import Stream
 from kvd_client.launch import Step
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class CheckedRank(ABC):
             client.host_pool(band.name, pool_places) for band in client.plan.bands if pool_places
         ]
         self.checked_words_count = 0
+
+    def stream_of(self, step: int) -> Stream | None:
+        """Return the stream of a forward; None for the one that the client has for them."""
+        return None
 
     def note(self, what: str) -> None:  # noqa: B027  # most ranks have no names to give
         """Say what the rank is doing, for whoever names its actions."""

@@ -39,6 +39,7 @@ from kvd.testing.stress.program import (
     AnyStep,
     CheckTables,
     Die,
+    Elsewhere,
     EndTransfer,
     FailCopy,
     Follow,
@@ -222,7 +223,7 @@ class DaemonRun:
             case CheckTables():
                 return self._check_tables(step)
             case _:
-                assert isinstance(step, Play | Follow | Lead | Rest | Die)
+                assert isinstance(step, Play | Follow | Lead | Rest | Die | Elsewhere)
                 return False  # real ranks and devices go at their own pace
 
     def _is_about_us(self, rank: int) -> bool:

@@ -7,12 +7,13 @@ pass, so that programs come far; the rest comes alone, in any order.
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, Final
 
 from msgspec.structs import fields
 
+from kvd.testing.stress.meetings import DEATHS, MEETINGS, NAMED_MEETINGS, Meeting
 from kvd.testing.stress.program import (
     RANKS_MAX,
     RANKS_MIN,
@@ -27,6 +28,7 @@ from kvd.testing.stress.program import (
     CheckTables,
     Decode,
     Die,
+    Elsewhere,
     EndTransfer,
     Evict,
     Extend,
@@ -69,6 +71,7 @@ WEIGHTS: Final[dict[type[AnyStep], int]] = {
     Stand: 30,
     Advance: 60,
     Free: 15,
+    Elsewhere: 6,
     Launch: 80,
     Record: 50,
     Abort: 10,
@@ -119,6 +122,7 @@ PROFILES: Final[dict[str, dict[type[AnyStep], int]]] = {
     "stuck": {Hold: 40, Publish: 40, Post: 60, LetGo: 4, EndTransfer: 20, Admit: 120, Extend: 90},
     "death": {Die: 16, Insert: 60, Process: 100, Send: 140},
     "rearranging": {Relief: 70, Idle: 40, Free: 50, Admit: 110, LoadReserve: 30},
+    "meetings": {Extend: 80, Relief: 40, Play: 60, Follow: 60, Misuse: 60},
     "tangled": {Abort: 16, Launch: 160, Process: 30, Misuse: 20, Follow: 40, Play: 40},
 }
 """What each profile weighs otherwise."""
@@ -164,7 +168,8 @@ BANDS_MAX: Final = 5
 RELIEF_UNITS: Final = (0, 0, 0, 1, 2, 3, 5, 9, 14, 30)
 
 RUN_PERMILLE: Final = 250
-"""Of how many draws a short run of steps comes of."""
+MEETING_PERMILLE: Final = 800
+"""Of how many draws a short run of steps comes of; the latter where these are meetings."""
 
 
 def program_of(shape: str, seed: int) -> Program:
@@ -187,15 +192,29 @@ def profile_of(shape: str, seed: int) -> str:
 
 
 def steps_of(shape: str, seed: int, *, profile: str | None = None) -> Iterator[AnyStep]:
-    """Yield the steps of a seed, without an end."""
+    """Yield the steps of a seed, without an end.
+
+    A profile may be the name of a meeting as well: then that happens most of the time.
+    """
     random = _random(shape, seed, "steps")
-    weights = {**WEIGHTS, **PROFILES[profile_of(shape, seed) if profile is None else profile]}
+    name = profile_of(shape, seed) if profile is None else profile
+    weights = {**WEIGHTS, **PROFILES.get(name, PROFILES["meetings"])}
     kinds, shares = list(weights), list(weights.values())
+    runs, permille = _runs_of(name)
     while True:
-        if random.randrange(PERMILLE) < RUN_PERMILLE:
-            yield from _RUNS[random.randrange(len(_RUNS))](random)
+        if random.randrange(PERMILLE) < permille:
+            yield from runs[random.randrange(len(runs))](random)
         else:
             yield _drawn(random.choices(kinds, shares)[0], random)
+
+
+def _runs_of(profile: str) -> tuple[Sequence[Meeting], int]:
+    """Return runs of steps, and permille of the draws that are one."""
+    if profile in NAMED_MEETINGS:
+        return (*MEETINGS, *[NAMED_MEETINGS[profile]] * len(MEETINGS)), MEETING_PERMILLE
+    if profile == "meetings":
+        return MEETINGS, MEETING_PERMILLE
+    return (*_RUNS, *DEATHS) if profile == "death" else _RUNS, RUN_PERMILLE
 
 
 def _random(shape: str, seed: int, what: str) -> Random:

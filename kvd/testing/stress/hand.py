@@ -109,10 +109,11 @@ class Hand(Generic[RankT]):
 
     def _launch(self, part: OpenLaunch, *, first: bool) -> None:
         client = self.rank.client
+        stream = self.rank.stream_of(client.session.steps.launched + 1)
         if self._follows:
-            block = client.launch(step=part.step, position=part.position)
+            block = client.launch(stream, step=part.step, position=part.position)
         else:
-            block = client.launch(writes=STANDING if part.standing else part.writes)
+            block = client.launch(stream, writes=STANDING if part.standing else part.writes)
         step = self._enter_launch(block)
         self._block = block
         if first:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from kvd.testing.stress.scheduler import Scheduler
 from kvd.testing.stress.script import Ask
 
@@ -24,7 +26,8 @@ def _take_of_nobody(scheduler: Scheduler, pick: int) -> Ask | None:
 
 def _take_past_context(scheduler: Scheduler, pick: int) -> Ask | None:
     for request in scheduler.pick(scheduler.running(), pick):
-        return lambda batch: batch.take([request.number], scheduler.limits.context_tokens)
+        tokens = scheduler.limits.context_tokens - request.tokens + 1
+        return lambda batch: batch.take([request.number], tokens)
     return None
 
 
@@ -101,6 +104,62 @@ def _publish_twice(scheduler: Scheduler, pick: int) -> Ask | None:
     return None
 
 
+def _evict_under_receive(scheduler: Scheduler, pick: int) -> Ask | None:
+    held = [
+        value.number
+        for value in scheduler.model.values.values()
+        if not value.loading and not scheduler.may_end(value)
+    ]
+    for number in scheduler.pick(held, pick):
+        return lambda batch: batch.evict([number])
+    return None
+
+
+def _retract_under_transfer(scheduler: Scheduler, pick: int) -> Ask | None:
+    """Name a victim whose last page a peer has."""
+    model = scheduler.model
+    page_tokens = scheduler.contents.plan.page_tokens
+    victims = [
+        request.number
+        for request in scheduler.running()
+        for transfer in request.transfers.values()
+        if np.isin(transfer.virtual[scheduler.contents.owner.index], model.pages_of(request)).any()
+    ]
+    takers = [
+        request.number
+        for request in scheduler.running()
+        if request.tokens + page_tokens <= scheduler.limits.context_tokens
+    ]
+    for victim in scheduler.pick(victims, pick):
+        for taker in scheduler.pick([one for one in takers if one != victim], pick):
+            return lambda batch: batch.take([taker], page_tokens, victims=[victim])
+    return None
+
+
+def _advance_one_too_far(scheduler: Scheduler, pick: int) -> Ask | None:
+    """Name somebody who may advance beside somebody who may not."""
+    able = [one.number for one in scheduler.running() if one.tokens > one.computed_tokens]
+    for number in scheduler.pick(able, pick):
+        for request in scheduler.pick(
+            [one for one in scheduler.running() if one.number != number], pick
+        ):
+            tokens = [1, request.tokens - request.computed_tokens + 1]
+            return lambda batch: batch.advance([number, request.number], tokens)
+    return None
+
+
+def _stand_and_leave(scheduler: Scheduler, pick: int) -> Ask | None:
+    """Have somebody leave the standing set in an operation that is wrong."""
+    for leaving, staying in zip(
+        scheduler.pick(list(scheduler.model.standing), pick),
+        scheduler.pick(list(scheduler.model.standing), pick + 1),
+        strict=True,
+    ):
+        if leaving != staying:
+            return lambda batch: batch.standing(add=[staying], remove=[leaving])
+    return None
+
+
 def _stand_twice(scheduler: Scheduler, pick: int) -> Ask | None:
     for number in scheduler.pick(list(scheduler.model.standing), pick):
         return lambda batch: batch.standing(add=[number])
@@ -122,4 +181,8 @@ MISUSES: Final[tuple[MakeMisuse, ...]] = (
     _send_unbound,
     _publish_twice,
     _stand_twice,
+    _stand_and_leave,
+    _advance_one_too_far,
+    _evict_under_receive,
+    _retract_under_transfer,
 )

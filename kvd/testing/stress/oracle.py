@@ -85,11 +85,11 @@ class Oracle:
 
     # ---- what happened --------------------------------------------------------------------------
 
-    def before(self, operation: Operation) -> None:
-        """Look at the engine as it is about to decide an operation."""
+    def before(self, operation: Operation, *, daring: bool = False) -> None:
+        """Look at the engine as it is about to decide an operation; a daring one may be wrong."""
         self.engine.settle()  # as the engine does first; what is decided does not depend on when
         self.judge.draw()
-        watched = self.judge.judges or isinstance(operation, REFUSED)
+        watched = daring or self.judge.judges or isinstance(operation, REFUSED)
         self._state = state_of(self.engine) if watched else None
 
     def after(self, program: int, operation: Operation, outcome: Outcome) -> None:

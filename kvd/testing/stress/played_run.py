@@ -13,6 +13,7 @@ from kvd.testing.stress.program import Program
 from kvd.testing.stress.scheduler import Scheduler
 from kvd.testing.stress.script import Part
 from kvd.testing.stress.stage import StressRanks
+from kvd_proto.operations import Operation
 
 
 class FinishedRun(Protocol):
@@ -60,6 +61,10 @@ class PlayedRun(Protocol):
 
     def come_to_rest(self) -> None:
         """Let everything run that can: what a peer holds back may stay."""
+        ...
+
+    def decide_elsewhere(self, *operations: Operation) -> None:
+        """Have another program's batch decided, of which ranks hear with their next one."""
         ...
 
     def die(self, killed: Sequence[int]) -> None:

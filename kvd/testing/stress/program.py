@@ -113,6 +113,18 @@ class Free(Step, frozen=True, kw_only=True, tag="free"):
     """One request more than this."""
 
 
+class Elsewhere(Step, frozen=True, kw_only=True, tag="elsewhere"):
+    """Have another program make room in a band, whatever was launched and not told yet.
+
+    It asks for less and less until some fits, and may give up a value first.
+    """
+
+    band: int = 0
+    pick_index: int = 0
+    value: bool = False
+    """Give up a value first."""
+
+
 # ---- forwards -------------------------------------------------------------------------------
 
 
@@ -346,6 +358,7 @@ AnyStep: TypeAlias = (
     | Stand
     | Advance
     | Free
+    | Elsewhere
     | Launch
     | Record
     | Abort

@@ -1,15 +1,21 @@
 """Steps on ranks and their devices: what runs when, how transfers end, and death."""
 
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+
+from kvd.errors import StressFailure
 from kvd.testing.modelled.ranks import DEADLINE_MS
-from kvd.testing.stress.misuse import MISUSES
+from kvd.testing.stress.daring import DARES, forget_proposals
+from kvd.testing.stress.failure import CheckName
+from kvd.testing.stress.misuse import MISUSES, MakeMisuse
 from kvd.testing.stress.pace import FAVOURS
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd.testing.stress.played_run import PlayedRun
 from kvd.testing.stress.program import (
     CheckTables,
     Die,
+    Elsewhere,
     EndTransfer,
     FailCopy,
     Follow,
@@ -20,11 +26,14 @@ from kvd.testing.stress.program import (
     Rest,
 )
 from kvd.testing.stress.rest import check_at_rest
-from kvd.testing.stress.scheduler import Scheduler
+from kvd.testing.stress.scheduler import Scheduler, Touch
+from kvd.testing.stress.script import SendBatch
 from kvd_client.errors import ReplyError
-from kvd_proto.operations import CopyEnded, TransferEnded
+from kvd_proto.operations import CopyEnded, Evict, Operation, Relief, TransferEnded
 
 ACTIONS_MAX = 60
+ELSEWHERE_UNITS = (44, 34, 26, 20, 15, 11, 8, 6, 4, 3, 2)
+"""How much another program asks for, less and less."""
 PARTS_FOLLOWED_MAX = 8
 
 
@@ -65,8 +74,10 @@ def check_tables(run: PlayedRun, step: CheckTables) -> bool:
 
 def rest(run: PlayedRun, step: Rest) -> bool:
     """Have everything that was begun happen, and compare all that is live on every rank."""
-    if run.scheduler.launching or not run.script:
-        return False  # what is decided meanwhile, or survived a death, is not applied yet
+    if run.scheduler.launching:
+        return False  # what is decided meanwhile is not applied yet
+    if not run.script:
+        run.scheduler.send()  # behind a death the tables are rewritten with the first batch
     for hand in run.stage.hands:
         run.follow(hand, len(run.script))
     run.come_to_rest()
@@ -78,6 +89,31 @@ def die(run: PlayedRun, step: Die) -> bool:
     """Let one rank die, or all of them."""
     count = run.program.ranks_count
     run.die(range(count) if step.all_die else [step.rank % count])
+    return True
+
+
+def elsewhere(run: PlayedRun, step: Elsewhere) -> bool:
+    """Have another program make room, and give up a value that the open batch leaves alone."""
+    scheduler = run.scheduler
+    operations: list[Operation] = []
+    fitting = [
+        value.number
+        for value in scheduler.model.values.values()
+        if scheduler.may_end(value)
+        and not value.loading
+        and scheduler.is_free_for("value", value.number, Touch.CHANGES)
+    ]
+    if step.value and not scheduler.batch.names_units:
+        for number in scheduler.pick(fitting, step.pick_index):
+            operations.append(Evict(np.array([number], dtype="<i8").tobytes()))
+    bands = scheduler.contents.bands
+    wanted = step.band % len(bands)
+    room = bands[wanted].owners.size - bands[wanted].unit_index_min
+    for units in ELSEWHERE_UNITS:
+        demand = [min(units, room) if index == wanted else 0 for index in range(len(bands))]
+        operations.append(Relief(tuple(demand)))
+    run.decide_elsewhere(*operations)
+    scheduler.batch.names_units = True  # ranks hear of it before their next launch
     return True
 
 
@@ -148,18 +184,28 @@ def report_transfer(
 
 
 def misuse(run: PlayedRun, step: Misuse) -> bool:
-    """Ask for something wrong between two things that are not."""
+    """Ask for something wrong between two things that are not; raises StressFailure if served."""
     name = ask_wrong(run.scheduler, step)
-    if name:
-        run.counts[f"misuse {name}"] += 1
-    return bool(name)
+    if not name:
+        return False
+    run.counts[f"misuse {name}"] += 1
+    part = run.script[-1]
+    assert isinstance(part, SendBatch)
+    if part.error is None and name in _WRONG:
+        raise StressFailure(CheckName.ANSWERS, f"wrong use was served: {name}")
+    return True
 
 
 def ask_wrong(scheduler: Scheduler, step: Misuse) -> str:
-    """Send a batch that holds something wrong; return what, empty where there is nobody for it."""
+    """Send a batch with something wrong, or something that may be turned down; return its name.
+
+    It is the first, from the step's place on, for which there is somebody; the name is empty where
+    there is nobody for any.
+    """
     if scheduler.has_asked:
         scheduler.send()
-    for make in scheduler.pick(MISUSES, step.kind_index, len(MISUSES)):
+    makes = (*MISUSES, *DARES)
+    for make in scheduler.pick(makes, step.kind_index, len(makes)):
         ask = make(scheduler, step.pick_index)
         if ask is not None:
             break
@@ -169,4 +215,13 @@ def ask_wrong(scheduler: Scheduler, step: Misuse) -> str:
     scheduler.ask(ask)
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.send(misused=True)
+    forget_proposals(scheduler)
+    return _name_of(make)
+
+
+def _name_of(make: MakeMisuse) -> str:
     return make.__name__.strip("_")
+
+
+_WRONG: Final = frozenset(_name_of(make) for make in MISUSES)
+"""What must not be served."""

@@ -15,6 +15,7 @@ from kvd.testing.stress.checked_rank import INT32_BYTES
 from kvd.testing.stress.plans import ForwardPlan, PeerPlan
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd_client import Client
+from kvd_client.device.port import Stream
 from kvd_client.launch import Step
 
 
@@ -48,6 +49,11 @@ class StressRank(PlayedRank[Peer]):
         self.device = device
         self.memory = client.memory
         self.network = Network(device.world, f"{index}/network")
+        self.second_stream: Stream | None = None
+
+    def stream_of(self, step: int) -> Stream | None:
+        """Let forwards take turns on two streams, where there are two."""
+        return self.second_stream if step % 2 == 0 else None
 
     def note(self, what: str) -> None:
         """Say what the rank is doing, for the names of the actions it enqueues."""

@@ -7,6 +7,13 @@ from kvd.testing.stress.played_run import FinishedRun
 
 def check_at_rest(run: FinishedRun) -> None:
     """Compare all live units of every rank, its sink and its tables while nothing runs."""
+    check_units_at_rest(run)
+    for rank in run.ranks:
+        rank.client.check_tables()
+
+
+def check_units_at_rest(run: FinishedRun) -> None:
+    """Compare all live units of every rank and its sink while nothing runs."""
     contents = run.model.contents
     for band in contents.bands:
         virtual = band.places.nonzero()[0]
@@ -22,5 +29,3 @@ def check_at_rest(run: FinishedRun) -> None:
         zeros = np.zeros(contents.sink_words.size, dtype=np.int64)
         for rank in run.ranks:
             rank.check_at_rest(contents.sink_words, zeros, lambda place: "the sink")
-    for rank in run.ranks:
-        rank.client.check_tables()

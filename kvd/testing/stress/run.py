@@ -29,24 +29,29 @@ from kvd.testing.stress.forwards import plan_forward
 from kvd.testing.stress.hand import Hand
 from kvd.testing.stress.model import Model
 from kvd.testing.stress.oracle import Oracle
+from kvd.testing.stress.order import Order
 from kvd.testing.stress.pace import Pace
 from kvd.testing.stress.plans import ForwardPlan
 from kvd.testing.stress.played_rank import PlayedRank
 from kvd.testing.stress.program import AnyStep, Program
 from kvd.testing.stress.ranks import StressRank
+from kvd.testing.stress.rest import check_units_at_rest
 from kvd.testing.stress.scheduler import POOL_PLACES_COUNT, Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import stress_stage
 from kvd.testing.stress.stage import StressRanks, attach_client, poisoned_memories
 from kvd.testing.stress.steps import UNCOUNTED, play_step
+from kvd.testing.stress.survival import check_survivors
 from kvd.testing.stress.twin import Twin
-from kvd_proto.codec import decode_entry, encode
-from kvd_proto.operations import AnyOwnEntry, Operation, Released
+from kvd_proto.codec import decode_entry, encode, join_batch
+from kvd_proto.operations import AnyOwnEntry, BatchEnd, Operation, Released
 from kvd_proto.outcomes import Outcome, ReleasedResult
 
 ORACLE_PERMILLE: Final = 100
 """Share of the operations whose answers are found again by trying every layout."""
-PROGRAM: Final = 0
+OTHER_PROGRAM: Final = 1
+TWO_STREAMS_SHARE: Final = 4
+"""Of how many seeds one has forwards that take turns on two streams."""
 """The program that all ranks run."""
 LAG_PARTS_MAX: Final = 14
 """Parts that one rank may be behind the first."""
@@ -116,7 +121,10 @@ class StressRun:
         client = attach_client(
             self.program, self.built, index=index, transport=transport, device=device
         )
-        return StressRank(index=index, device=device, client=client, pool_places=POOL_PLACES_COUNT)
+        rank = StressRank(index=index, device=device, client=client, pool_places=POOL_PLACES_COUNT)
+        if self.program.seed_index % TWO_STREAMS_SHARE == 0:
+            rank.second_stream = device.stream("second forward")
+        return rank
 
     def advance(self, actions_count: int) -> bool:
         """Let some actions of the devices run; return whether there were any."""
@@ -154,6 +162,7 @@ class StressRun:
             attach_rank=self.attach_rank,
             plan_forward=self._plan_forward,
         )
+        self._start_position = 0 if legacy is None else legacy.end_position
         survives = legacy is not None and legacy.engine is not None
         self.oracle: Oracle = Oracle(
             self.stage.incarnation.engine,
@@ -162,6 +171,8 @@ class StressRun:
             before=self.oracle if survives else None,
         )
         self.twin = Twin(self.stage.incarnation.engine, seed=program.seed_index)
+        self.order = Order(self.oracle)
+        self._wrong_part: Part | None = None
         self.stage.incarnation.watcher = self
 
     def _schedule(self, model: Model) -> None:
@@ -178,6 +189,7 @@ class StressRun:
     def die(self, killed: Sequence[int]) -> None:
         """Let ranks die where they are, and the next incarnation begin on their memory."""
         legacy, redo = self.stage.die(killed)
+        self._check_survivors(legacy)
         self._digest.update(b"%d" % self.pace.digest)
         self.memories.renew_fences()
         self._number = IncarnationNumber(self._number + 1)
@@ -194,6 +206,22 @@ class StressRun:
         self.counts["redone"] += any(redo)
         self.counts["died all" if len(killed) == len(self.ranks) else "died one"] += 1
         self._schedule(Model.after(before, contents, survivors))
+        self.run_dry()
+        check_units_at_rest(self)
+
+    def _check_survivors(self, legacy: Legacy) -> None:
+        """Compare what survives with what the log says, where that goes back to its beginning."""
+        log, contents = self.stage.incarnation.log, self.model.contents
+        if log.first_position > self._start_position + 1 or legacy.engine is None:
+            return
+        check_survivors(
+            self.model.values,
+            log.records(self._start_position + 1, log.end_position),
+            start_position=self._start_position,
+            confirmed_position=min(self.stage.progress_positions()),
+            state_index=None if contents.state is None else contents.state.index,
+            survivors=list(legacy.engine.requests.values.of_number),
+        )
 
     @property
     def ranks(self) -> list[PlayedRank[Any]]:
@@ -247,14 +275,20 @@ class StressRun:
 
     # ---- what is decided ------------------------------------------------------------------------
 
+    @property
+    def _last_part(self) -> Part | None:
+        return self.script[-1] if self.script else None
+
     def before(self, operation: Operation) -> None:
         """See an operation that is about to be decided."""
-        self.oracle.before(operation)
+        part = self._last_part
+        self.oracle.before(operation, daring=isinstance(part, SendBatch) and part.misused)
+        self.order.before()
 
     def wrong(self, operation: Operation, error: OperationError) -> None:
         """See one that was wrong use."""
         self.oracle.wrong(operation, error)
-        part = self.script[-1]
+        part = self._wrong_part = self._last_part
         if not isinstance(part, SendBatch) or not part.misused:
             raise StressFailure(
                 CheckName.CLIENT,
@@ -263,10 +297,17 @@ class StressRun:
 
     def after(self, operation: Operation, outcome: Outcome) -> None:
         """See what was decided."""
-        self.oracle.after(PROGRAM, operation, outcome)
+        wrong = self._wrong_part is not None and self._wrong_part is self._last_part
+        if wrong and not isinstance(operation, BatchEnd):
+            raise StressFailure(
+                CheckName.ANSWERS, f"{type(operation).__name__} runs behind wrong use in its batch"
+            )
+        program = self.stage.incarnation.program
+        self.oracle.after(program, operation, outcome)
+        self.order.check(operation, outcome)
         encoded = encode(outcome)
         self._digest.update(encoded)
-        self.twin.after(PROGRAM, operation, outcome, encoded)
+        self.twin.after(program, operation, outcome, encoded)
         note_outcome(self.counts, operation, outcome)
         self.model.note(operation, outcome)
 
@@ -276,6 +317,7 @@ class StressRun:
         self._digest.update(encoded)
         if isinstance(entry, Released):
             self.oracle.released(entry)
+            self.order.note_own()
             self.twin.released(entry, outcome, encoded)
         if isinstance(outcome.result, ReleasedResult):
             note_released(self.counts, outcome.result)
@@ -291,6 +333,18 @@ class StressRun:
         self.counts["step aborted"] += 1
         self.oracle.aborted(step)
         self.twin.aborted(step)
+
+    def decide_elsewhere(self, *operations: Operation) -> None:
+        """Have another program's batch decided, of which ranks hear with their next one."""
+        incarnation = self.stage.incarnation
+        self._wrong_part = None
+        incarnation.batch(
+            rank=self.first_index,
+            program=OTHER_PROGRAM,
+            index=incarnation.next_index(OTHER_PROGRAM),
+            body=join_batch([encode(operation) for operation in (*operations, BatchEnd())]),
+        )
+        incarnation.settle()
 
     # ---- steps ----------------------------------------------------------------------------------
 

@@ -63,11 +63,14 @@ class WatchedIncarnation(Incarnation):
     """An incarnation whose decisions somebody sees as they are made."""
 
     watcher: Watcher | None = None
+    program: int = 0
+    """The program whose operation was decided last, or is being."""
     broken: Exception | None = None
     """What the engine raised that is no answer; whoever asked hears of it in other words."""
 
     def _decide(self, program: int, operation: Operation) -> Outcome:
         watcher = self.watcher
+        self.program = program
         if watcher is None:
             return super()._decide(program, operation)
         with self._keeping():
@@ -194,7 +197,7 @@ class StressRanks:
                 hand.leave()
         incarnation = self.incarnation
         incarnation.watcher = None
-        positions = [self._progress(index) for index in range(len(self.hands))]
+        positions = self.progress_positions()
         for index, position in enumerate(positions):
             incarnation.note_confirmed(index, position)
         incarnation.end("a rank died")
@@ -202,6 +205,10 @@ class StressRanks:
         if legacy.engine is None or not all(legacy.reaches(position) for position in positions):
             return legacy.without_survivors(), []
         return legacy, [legacy.redo(position) for position in positions]
+
+    def progress_positions(self) -> list[int]:
+        """Return the positions of all ranks' progress words, as their memory shows them."""
+        return [self._progress(index) for index in range(len(self.hands))]
 
     def _progress(self, index: int) -> int:
         """Return the position of a rank's progress word, as its memory shows it."""

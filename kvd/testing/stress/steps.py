@@ -16,6 +16,7 @@ from kvd.testing.stress.program import (
     CheckTables,
     Decode,
     Die,
+    Elsewhere,
     EndTransfer,
     Evict,
     Extend,
@@ -82,6 +83,7 @@ SCHEDULED: Final[dict[type[AnyStep], ScheduledStep]] = {
 """Steps that only need to know the log."""
 
 ON_RANKS: Final[dict[type[AnyStep], RankStep]] = {
+    Elsewhere: rank_steps.elsewhere,
     FailCopy: rank_steps.fail_copy,
     LetGo: rank_steps.let_go,
     EndTransfer: rank_steps.end_transfer,

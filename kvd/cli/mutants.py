@@ -1,0 +1,104 @@
+"""``kvd stress --mutants``: plant every fault, and say which check notices it and when."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import click
+
+from kvd.errors import WorkloadError
+from kvd.testing.mutants.hunt import Attempt, Catch, Outcome, attempts_for, hunt
+from kvd.testing.mutants.registry import FAULTS
+from kvd.testing.mutants.table import Recorded, read_table, render
+
+EXIT_FOUND = 1
+EXIT_WRONG = 2
+
+
+def hunt_mutants(
+    names: Sequence[str],
+    *,
+    processes_count: int,
+    operations_max: int,
+    table: Path | None,
+    afresh: bool,
+    recorded_only: bool,
+) -> int:
+    """Hunt faults, all of them where none is named, and print what notices them.
+
+    What a table records is tried first, and is all that is tried with ``recorded_only``; otherwise
+    the table is written anew where all faults were hunted. The exit code is 1 if a fault was not
+    noticed, or not as the table says.
+    """
+    recorded: Mapping[str, Recorded] = {}
+    try:
+        if table is not None and (recorded_only or (table.exists() and not afresh)):
+            recorded = read_table(table)
+        if recorded_only:
+            return _compare(names or list(recorded), recorded, processes_count)
+        written = None if names else table
+        outcomes = _hunt(names or list(FAULTS), recorded, processes_count, operations_max, written)
+    except WorkloadError as error:
+        click.echo(error.message, err=True)
+        return EXIT_WRONG
+    noticed_count = sum(isinstance(outcome, Catch) for outcome in outcomes)
+    return 0 if noticed_count == len(outcomes) else EXIT_FOUND
+
+
+def _hunt(
+    names: Sequence[str],
+    recorded: Mapping[str, Recorded],
+    processes_count: int,
+    operations_max: int,
+    table: Path | None,
+) -> list[Outcome]:
+    """Hunt, and write the table whenever something is known, so that it stands when interrupted."""
+
+    def attempts(name: str) -> Iterator[Attempt]:
+        first = [recorded[name].attempt] if name in recorded else []
+        return chain(first, attempts_for(name))
+
+    began_s = time.monotonic()
+    outcomes: list[Outcome] = []
+    for outcome in hunt(
+        names, jobs=processes_count, attempts=attempts, operations_max=operations_max
+    ):
+        outcomes.append(outcome)
+        click.echo(_line_of(outcome))
+        if table is not None:
+            table.write_text(render(outcomes), encoding="utf-8")
+    noticed_count = sum(isinstance(outcome, Catch) for outcome in outcomes)
+    click.echo(
+        f"{len(outcomes)} faults, {noticed_count} noticed, in {time.monotonic() - began_s:.0f} s"
+    )
+    return outcomes
+
+
+def _compare(names: Sequence[str], recorded: Mapping[str, Recorded], processes_count: int) -> int:
+    for name in names:
+        if name not in recorded:
+            raise WorkloadError(f"the table records no run that noticed {name}")
+    wrong_count = 0
+    for outcome in hunt(
+        names, jobs=processes_count, attempts=lambda name: iter([recorded[name].attempt])
+    ):
+        row = recorded[outcome.fault]
+        then = f"{row.check} after {row.operations_count} operations"
+        now = "nothing"
+        if isinstance(outcome, Catch):
+            now = f"{outcome.check} after {outcome.run_operations_count} operations"
+        wrong_count += now != then
+        click.echo(f"{outcome.fault}: {now}" + (f"; the table says {then}" if now != then else ""))
+    click.echo(f"{len(names)} faults, {wrong_count} otherwise than the table says")
+    return EXIT_FOUND if wrong_count else 0
+
+
+def _line_of(outcome: Outcome) -> str:
+    if isinstance(outcome, Catch):
+        attempt = outcome.attempt
+        return (
+            f"{outcome.fault:34} {outcome.check:24} {outcome.operations_count:6} operations, "
+            f"{attempt.shape}, {attempt.seed}, {attempt.profile}: {outcome.message:.100}"
+        )
+    return f"{outcome.fault:34} NOT NOTICED by {outcome.operations_count} operations"

@@ -1,0 +1,113 @@
+"""All faults, in the order in which they are listed, and the stress profiles that suit them."""
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Final, NamedTuple
+
+from kvd.testing.mutants import books, choices, engine, layouts, ranks, requests, values
+from kvd.testing.mutants.cells import CELL_FAULTS
+from kvd.testing.mutants.fault import Fault, by_name
+
+
+class Group(NamedTuple):
+    """Faults of one kind."""
+
+    name: str
+    faults: tuple[Fault, ...]
+    profiles: tuple[str, ...] = ()
+    """Profiles of stress programs in which they show most; none: all alike."""
+
+
+GROUPS: Final[tuple[Group, ...]] = (
+    Group(
+        "Cells of the clearance tables",
+        CELL_FAULTS,
+        ("meetings", "copies", "transfers", "rearranging", "meetings"),
+    ),
+    Group("What pends", books.PENDING_FAULTS, ("tangled", "meetings", "crowded")),
+    Group(
+        "Fences and vacated units",
+        books.FENCE_FAULTS,
+        ("meetings", "rearranging", "transfers", "stuck"),
+    ),
+    Group("The ledger", books.LEDGER_FAULTS, ("meetings", "transfers", "copies", "stuck")),
+    Group("Alignment", layouts.ALIGNMENT_FAULTS, ("rearranging", "crowded")),
+    Group("Answers", layouts.ANSWER_FAULTS, ("crowded", "stuck", "rearranging")),
+    Group("Ties and order", choices.CHOICE_FAULTS, ("rearranging", "meetings", "crowded")),
+    Group("Units, names and rows", choices.CONTAINER_FAULTS),
+    Group("Epochs", choices.EPOCH_FAULTS, ("crowded", "meetings", "transfers")),
+    Group("Windows", requests.WINDOW_FAULTS, ("sliding", "even")),
+    Group("Promises", requests.PROMISE_FAULTS, ("crowded", "sliding")),
+    Group("Prices", requests.PRICE_FAULTS, ("crowded", "sliding")),
+    Group("Refusals", values.REFUSAL_FAULTS, ("meetings", "crowded", "tangled")),
+    Group("Values", values.VALUE_FAULTS, ("death", "copies", "meetings", "cache")),
+    Group("Effects", engine.EFFECT_FAULTS, ("rearranging", "meetings", "copies")),
+    Group("The log", engine.LOG_FAULTS, ("tangled", "meetings", "death")),
+    Group("Order on a rank", ranks.ORDER_FAULTS, ("tangled", "meetings", "crowded")),
+    Group("Copies on a rank", ranks.COPY_FAULTS, ("copies", "meetings")),
+    Group("Memory of a rank", ranks.MEMORY_FAULTS, ("death", "meetings")),
+)
+FAULTS: Final[Mapping[str, Fault]] = by_name([fault for group in GROUPS for fault in group.faults])
+
+_SHOWN_IN: Final[Mapping[str, str]] = {
+    "backed_up_and_given_up": "c2-h4 c3-h4 c4-h4 copies-not-fenced absorbed-not-fenced "
+    "fence-in-units-of-its-own fence-first-range-only waits-by-accident fenced-hole-first "
+    "waits-behind-moves copy-wait growth-clears-fences use-kept-after-end",
+    "loaded_and_given_up": "c2-h5 c3-h5 load-not-kept",
+    "loaded_over_what_moved": "c4-h1",
+    "backed_up_under_forwards": "backup-waits-f r2-load",
+    "load_given_up": "cancelled-load-keeps-names cancelled-load-keeps-units load-names-not-told "
+    "load-where-it-was-named reservation-not-fixed reservation-freed-early",
+    "loaded_and_read": "r1-load r2-load load-waits-a",
+    "published_over_copies": "c5-h4 c5-h5 c5-h6 publish-beside-transfers",
+    "moved_under_forwards": "r1-forward r1-forward-unknown c2-h1 c3-h1 c4-h1 steps-not-fenced "
+    "compaction-under-unknown compaction-of-what-is-written fence-under-oldest fence-ends-early "
+    "move-order-as-listed move-order-reversed ends-flushed-last flush-by-accident "
+    "growth-below-the-ground no-epoch-of-fences unasked-moves-without-end first-start-rounded-down "
+    "whole-end-barrier ends-forgotten-early write-set-a-page-short move-short-of-one "
+    "end-ignores-what-is-fixed no-segments segments-of-moves-only ends-may-cross",
+    "freed_under_forwards": "settle-the-oldest-key oldest-step-waited pending-settled-for-nothing "
+    "pending-back-at-launch pending-key-lost pending-batch-half settle-without-wait settled-late "
+    "end-without-overlap forwards-in-order",
+    "sent_and_given_up": "c2-h6 c2-h6-left c3-h6 c4-h6 vacated-back-with-the-first "
+    "blocked-bytes-entered no-epoch-of-uses no-epoch-of-fences network-width-left-out",
+    "received_and_wanted": "r1-receive hold-stays-behind fixed-by-half no-move-epoch "
+    "publish-where-it-was-held end-ignores-what-is-fixed received-slots-not-zeroed "
+    "transfers-are-room-at-once transfers-blamed-on-nobody",
+    "lost_and_wanted": "quarantine-skipped quarantine-moves quarantined-bytes-awaited "
+    "no-epoch-of-quarantine",
+    "dared": "r2-receive r3-forward r3-forward-unknown r3-load publish-beside-steps "
+    "sent-may-be-retracted received-may-end unloaded-is-readable context-exceeded "
+    "wrong-advance-computes wrong-post-uses-its-number wrong-backup-uses-its-number "
+    "wrong-standing-removes wrong-step-counts wrong-evict-evicts-a-part "
+    "wrong-load-name-names-a-part batch-runs-on-behind-a-wrong-use resolved-though-unbound "
+    "pumped-publish-lets-go",
+    "aborted": "aborted-before-notice aborted-keeps-word aborted-whole-end aborted-word-lost",
+    "moved_elsewhere": "unaware-guard unaware-guard-of-the-oldest guard-behind-what-it-guards",
+    "slots_moved_before_a_launch": "clears-follow-moves clears-yield slots-cleared-twice "
+    "received-slots-not-zeroed slots-never-pend",
+    "sink_reset_between_forwards": "sink-beside-steps sink-not-zeroed",
+    "retracted_and_back": "promise-of-the-first-life retraction-without-credit "
+    "retraction-with-double-credit one-victim-too-many victims-from-the-end retraction-not-told "
+    "refused-admission-retracts standing-set-outlives-retraction growth-left-out "
+    "waiting-said-to-be-useless answers-without-ids first-takes-left-out refused-take-marks-uneven "
+    "beyond-limit-unasked refused-take-grows",
+    "moved_and_died": "unsealed-survives unrun-insert-survives copied-survives received-survives "
+    "spoiled-survives unknown-step-survives survivor-forgets-its-ids survivor-among-holes "
+    "confirmed-too-far processed-noted-too-early failed-load-is-good progress-per-entry "
+    "progress-ahead no-redo redo-a-segment-late redo-of-confirmed-segments tables-not-cleared",
+}
+"""Faults by the meeting in which they show most, which is tried before their group's profiles."""
+
+
+def _profiles_of(name: str, group: Group) -> tuple[str, ...]:
+    meetings = [meeting for meeting, faults in _SHOWN_IN.items() if name in faults.split()]
+    if not meetings:
+        return group.profiles
+    return tuple(chain(*[(*meetings, profile) for profile in group.profiles or ("meetings",)]))
+
+
+PROFILES_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    fault.name: _profiles_of(fault.name, group) for group in GROUPS for fault in group.faults
+}
+"""By fault."""

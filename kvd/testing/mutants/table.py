@@ -1,0 +1,80 @@
+"""The table of planted faults: written from a hunt, and read back by whoever hunts again."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kvd.errors import WorkloadError
+from kvd.testing.mutants.equivalents import EQUIVALENTS
+from kvd.testing.mutants.hunt import OPERATIONS_MAX, Attempt, Catch, Outcome, Survival
+from kvd.testing.mutants.registry import FAULTS, GROUPS
+
+HEAD: Final = "| fault | rule that it breaks | noticed by | operations | shape, seed, profile |"
+_RULE: Final = "| --- | --- | --- | --- | --- |"
+
+
+class Recorded(NamedTuple):
+    """A row of the table."""
+
+    fault: str
+    check: str
+    operations_count: int
+    attempt: Attempt
+
+
+def render(outcomes: Sequence[Outcome]) -> str:
+    """Return the table as Markdown: every fault by group, then what counts as none."""
+    by_fault = {outcome.fault: outcome for outcome in outcomes}
+    caught = [one for one in outcomes if isinstance(one, Catch)]
+    lines = [
+        "# Planted faults",
+        "",
+        "`make stress-mutants` writes this table. Each fault is one rule of kvd left out or got",
+        "wrong (`kvd/testing/mutants`), mostly by an edit of one line, and planted in a process of",
+        "its own in which the stress harness runs. It is noticed by the first check that fails.",
+        "`operations` counts those of the run that noticed it, which shape, seed and profile name",
+        f"(`kvd stress --mutants NAME`); a fault has {OPERATIONS_MAX:,} operations, over however",
+        "many runs, in which to be noticed.",
+        "",
+        f"{len(caught)} of {len(outcomes)} faults are noticed, "
+        f"{sum(one.run_operations_count <= 100 for one in caught)} of them within 100 operations.",
+    ]
+    for group in GROUPS:
+        rows = [_row(by_fault[fault.name]) for fault in group.faults if fault.name in by_fault]
+        if rows:
+            lines += ["", f"## {group.name}", "", HEAD, _RULE, *rows]
+    lines += ["", "## Equivalent", "", "Changes that make no difference, and why.", ""]
+    lines += [f"- **{one.name}**: {one.change}. {one.proof}" for one in EQUIVALENTS]
+    return "\n".join(lines) + "\n"
+
+
+def _row(outcome: Outcome) -> str:
+    fault = FAULTS[outcome.fault]
+    rule = fault.rule + (f"; and with it: {fault.beside}" if fault.beside else "")
+    if isinstance(outcome, Survival):
+        return f"| {fault.name} | {rule} | NOT NOTICED | {outcome.operations_count} | |"
+    attempt = outcome.attempt
+    return (
+        f"| {fault.name} | {rule} | `{outcome.check}` | {outcome.run_operations_count} "
+        f"| {attempt.shape}, {attempt.seed}, {attempt.profile} |"
+    )
+
+
+def read_table(path: Path) -> Mapping[str, Recorded]:
+    """Return the rows of a table whose fault was noticed; raises WorkloadError for no table."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise WorkloadError(f"the table {path} cannot be read: {error}") from None
+    return {row.fault: row for row in _rows(lines)}
+
+
+def _rows(lines: Sequence[str]) -> Iterator[Recorded]:
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 5 or cells[0] not in FAULTS or not cells[4]:
+            continue
+        shape, seed, profile = cells[4].split(", ")
+        yield Recorded(
+            cells[0], cells[2].strip("`"), int(cells[3]), Attempt(shape, int(seed), profile)
+        )

@@ -1,0 +1,37 @@
+"""Some planted faults, noticed again by the same check after the same number of operations."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvd.testing.mutants.registry import FAULTS
+from kvd.testing.mutants.table import read_table
+
+TABLE = Path(__file__).with_name("MUTANTS.md")
+SLICE_COUNT = 10
+
+
+def test_every_fault_stands_in_the_table_and_was_noticed() -> None:
+    assert set(read_table(TABLE)) == set(FAULTS)
+
+
+@pytest.mark.slow
+def test_the_fastest_faults_are_noticed_as_the_table_says() -> None:
+    recorded = read_table(TABLE)
+    names = sorted(recorded, key=lambda name: (recorded[name].operations_count, name))[:SLICE_COUNT]
+    # In a process without threads, because it forks for each of them.
+    ran = subprocess.run(
+        [
+            sys.executable,
+            *("-c", "from kvd.cli.main import main; main()", "stress", "--mutants"),
+            *("--recorded", "--table", str(TABLE), *names),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{SLICE_COUNT} faults, 0 otherwise" in ran.stdout
