@@ -13,6 +13,7 @@ KvdError (kvd_proto.errors)
 +-- WorkloadError    a replayed workload cannot go on, or one of its processes failed
 +-- RaceError        two accesses to the same bytes that no order connects, in the modelled device
 +-- InvariantError   kvd's own state is broken; work stops
++-- StressFailure    a check of the stress harness did not hold
 """
 
 from kvd_proto.errors import ErrorCode, KvdError
@@ -93,3 +94,13 @@ class DivergenceError(KvdError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code=ErrorCode.DIVERGED)
+
+
+class StressFailure(KvdError):  # noqa: N818  # what a check of the harness found
+    """A check of the stress harness did not hold."""
+
+    def __init__(self, check: str, message: str, *, step_index: int = -1) -> None:
+        super().__init__(f"{check}: {message}", code=ErrorCode.INVARIANT)
+        self.check = check
+        self.step_index = step_index
+        """Place of the step that was played in its program; -1 before the first."""

@@ -39,6 +39,7 @@ SUBCOMMANDS: Final[dict[str, Subcommand]] = {
     ),
     "config": Subcommand("kvd.cli.config", "config", "Print the settings that apply, and why."),
     "doctor": Subcommand("kvd.cli.doctor", "doctor", "Check whether this host can run kvd."),
+    "stress": Subcommand("kvd.cli.stress", "stress", "Play random programs and check all pages."),
     "bench": Subcommand("kvd.cli.bench", "bench", "Measure kvd beside a plain echo."),
 }
 

@@ -49,11 +49,12 @@ class Beside:
 
     def decide(self, *operations: Operation) -> Outcome:
         """Decide operations in order; return the last outcome. Raises StressFailure."""
-        assert operations
-        for operation in operations:
-            self.oracle.before(operation)
-            outcome = self.engine.decide(0, operation)
-            self.oracle.after(0, operation, outcome)
+        return [self._decide(operation) for operation in operations][-1]
+
+    def _decide(self, operation: Operation) -> Outcome:
+        self.oracle.before(operation)
+        outcome = self.engine.decide(0, operation)
+        self.oracle.after(0, operation, outcome)
         return outcome
 
     def misuse(self, operation: Operation) -> None:

@@ -1,5 +1,7 @@
 """Faults planted in kvd: the reference names the check that each breaks."""
 
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false, reportUnknownMemberType=false
+
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ from kvd.alloc.usage import PageUsage
 from kvd.engine.effects import EffectBuilder
 from kvd.engine.outcome import OutcomeBuilder
 from kvd.engine.stage import StageEngine
-from kvd.testing.stress.failure import StressFailure
+from kvd.errors import StressFailure
 from kvd_proto.operations import (
     Admit,
     Advance,
@@ -42,9 +44,11 @@ from tests.stress.beside import Beside
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 Scene = Callable[[Beside], None]
+Make = Callable[[Any], Callable[..., Any]]
+"""Makes of a function the one that takes its place."""
 
 
-def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
+def _instead(owner: Any, name: str, make: Make) -> Plant:
     """Return what replaces a function by one made from it."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,12 +57,12 @@ def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
     return plant
 
 
-def _says(answer: object) -> Callable[[Any], Any]:
+def _says(answer: object) -> Make:
     """Return a maker of functions that answer one thing."""
     return lambda _: lambda *_args, **_named: answer
 
 
-def _and_then(effect: Callable[..., object]) -> Callable[[Any], Any]:
+def _and_then(effect: Callable[..., object]) -> Make:
     """Return a maker of functions that do something more at their end."""
 
     def make(original: Any) -> Any:

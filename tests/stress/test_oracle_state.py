@@ -1,12 +1,14 @@
 """Breaking an engine's state by hand: the reference names the check that does not hold."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from kvd.alloc.band_units import HOLE, OUTSIDE
-from kvd.testing.stress.failure import StressFailure
+from kvd.errors import StressFailure
 from kvd_proto.operations import BackupSubmit, Free, Hold, Launch, Processed, WriteSet
 from tests.stateful.ranks import int64s
 from tests.stateful.values import FULL, LONG_WINDOW, STATE, hosts, pages

@@ -6,6 +6,7 @@ import pytest
 
 from kvd.alloc.arena_order import ArenaOrder
 from kvd.alloc.signals import Signal
+from kvd.errors import WorkloadError
 from kvd.testing.stress.as_test import as_test
 from kvd.testing.stress.generator import program_of, steps_of
 from kvd.testing.stress.program import (
@@ -22,7 +23,7 @@ from kvd.testing.stress.program import (
     encode_program,
 )
 from kvd.testing.stress.run import run_steps
-from kvd.testing.stress.shrink import Failing, attempt, shrink
+from kvd.testing.stress.shrink import Failing, Try, attempt, shrink
 
 SHAPE = "state-window-full"
 FOUND_STEPS_MAX = 400
@@ -124,7 +125,7 @@ def test_shrinking_ends_when_its_runs_are_used_up() -> None:
 
 @pytest.mark.parametrize(("runs_max", "problem"), [(0, "runs_max is 0"), (9, "does not fail")])
 def test_there_has_to_be_a_failure_and_a_run_to_see_it(runs_max: int, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(WorkloadError, match=problem):
         shrink(_long(Free()), lambda program: None, runs_max=runs_max)
 
 

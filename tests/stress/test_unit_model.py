@@ -6,7 +6,7 @@ import pytest
 
 from kvd.alloc.signals import copy_signal, transfer_signal
 from kvd.alloc.uses import UseKind
-from kvd.testing.stress.failure import StressFailure
+from kvd.errors import StressFailure
 from kvd.testing.stress.told import ToldMove
 from kvd.testing.stress.unit_model import UnitModel
 from tests.stateful.ranks import stage

@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct, structs
 
+from kvd.testing.stress.judge import PERMILLE
 from kvd.testing.stress.program import Program
 
 COLUMNS_MAX: Final = 100
@@ -31,7 +32,7 @@ def as_test(program: Program, check: str) -> str:
         "",
         "",
         f"def test_{name}_holds() -> None:",
-        "    assert run(PROGRAM).failure is None",
+        f"    assert run(PROGRAM, oracle_permille={PERMILLE}).failure is None",
         "",
     ]
     return "\n".join(lines)

@@ -2,12 +2,13 @@
 
 from typing import Never
 
-from kvd.testing.stress.failure import StressFailure
+from kvd.errors import StressFailure
+from kvd.testing.stress.failure import CheckName
 
 
 def broken(name: str, message: str) -> Never:
     """Raise StressFailure for a check of the stress harness."""
-    raise StressFailure(f"stress.{name}", message)
+    raise StressFailure(CheckName(f"stress.{name}"), message)
 
 
 def require(holds: object, name: str, message: str) -> None:

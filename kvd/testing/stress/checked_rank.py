@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvd.errors import StressFailure
 from kvd.testing.stress.contents import UNKNOWN, WORD_BYTES, Indices, Tags
-from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.plans import ForwardPlan, PeerPlan
 from kvd_client import Client
 from kvd_client.launch import Step
@@ -44,7 +45,7 @@ class CheckedRank(ABC):
         ]
         self.checked_words_count = 0
 
-    def note(self, what: str) -> None:
+    def note(self, what: str) -> None:  # noqa: B027  # most ranks have no names to give
         """Say what the rank is doing, for whoever names its actions."""
 
     @abstractmethod

@@ -13,7 +13,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.errors import StressFailure
+from kvd.testing.stress.failure import CheckName
 from kvd_proto.memory import Lifetime, StoragePlan
 from kvd_proto.outcomes import (
     NO_COLUMN,
@@ -128,6 +129,16 @@ class Contents:
         self.newest_tag += count
         return np.arange(self.newest_tag - count + 1, self.newest_tag + 1, dtype=np.int64)
 
+    def pin(self, band: BandContents, virtual: Indices, why: str) -> None:
+        """Have ids stay where they lie, until they are unpinned or unbound."""
+        self.pinned.update({(band.index, one): why for one in virtual.tolist()})
+
+    def unpin(self, band: BandContents, virtual: Indices) -> None:
+        """Let ids move again."""
+        if self.pinned:
+            for one in virtual.tolist():
+                self.pinned.pop((band.index, one), None)
+
     def forget(self, band_index: int, virtual: Indices) -> None:
         """Let nobody rely on what units hold; those that are bound no more hold nothing anyway."""
         self.bands[band_index].tags[virtual] = UNKNOWN
@@ -211,6 +222,7 @@ class Contents:
             band.places[virtual] = 0
             band.tags[virtual] = UNKNOWN
             self._cleared(band, virtual)
+            self.unpin(band, virtual)
             self._used[band.cells_of(old)] = 0
             return
         physical = columns[effect.physical]

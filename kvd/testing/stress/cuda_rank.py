@@ -21,7 +21,7 @@ from kvd_client.device.port import Device, Event
 from kvd_client.launch import Step
 
 if TYPE_CHECKING:
-    from kvd.testing.stress.failure import StressFailure
+    from kvd.errors import StressFailure
 
 DELAY_US_MAX: Final = 400
 """How long a kernel may keep a stream busy."""

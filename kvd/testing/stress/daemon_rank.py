@@ -21,15 +21,16 @@ from typing import Any, Final
 
 import msgspec
 
+from kvd.errors import StressFailure
 from kvd.testing.child import die_with_parent
 from kvd.testing.faults import FaultRates, FaultyTransport, LostError
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.stress import finish, rank_steps
 from kvd.testing.stress.contents import Contents
-from kvd.testing.stress.failure import CheckName, StressFailure, failure_of
+from kvd.testing.stress.failure import CheckName, failure_of
 from kvd.testing.stress.forwards import plan_forward
 from kvd.testing.stress.generator import program_of, steps_of
-from kvd.testing.stress.hand import Hand, StressAbort
+from kvd.testing.stress.hand import Hand, left_by_error
 from kvd.testing.stress.host_rank import HostPeer, HostRank
 from kvd.testing.stress.log_reader import LogReader
 from kvd.testing.stress.model import Model
@@ -45,8 +46,10 @@ from kvd.testing.stress.program import (
     LetGo,
     Misuse,
     Play,
+    Rest,
 )
 from kvd.testing.stress.request_steps import is_full
+from kvd.testing.stress.rest import check_at_rest
 from kvd.testing.stress.scheduler import POOL_PLACES_COUNT, Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import StressStage, stress_stage
@@ -140,7 +143,7 @@ class InsistingHand(Hand[HostRank]):
     def _send(self, part: SendBatch, *, first: bool) -> None:
         if self._random.randrange(1000) < BATCH_ABORT_PERMILLE:
             block, _ = self.open_batch(part)
-            block.__exit__(StressAbort, StressAbort(), None)
+            left_by_error(block)
             self.aborted_batches_count += 1
         super()._send(part, first=first)
 
@@ -301,11 +304,11 @@ class DaemonRun:
             case EndTransfer():
                 return self._end_transfer(step)
             case Misuse():
-                return rank_steps.ask_wrong(self.scheduler, step)
+                return bool(rank_steps.ask_wrong(self.scheduler, step))
             case CheckTables():
                 return self._check_tables(step)
             case _:
-                assert isinstance(step, Play | Follow | Lead | Die)
+                assert isinstance(step, Play | Follow | Lead | Rest | Die)
                 return False  # real ranks and devices go at their own pace
 
     def _is_about_us(self, rank: int) -> bool:
@@ -400,7 +403,7 @@ class DaemonRun:
         client.forward_stream.synchronize(DEADLINE_MS)
         client.stream.synchronize(DEADLINE_MS)
         meet(self.ending("waiting"))
-        finish.check_at_rest(self)
+        check_at_rest(self)
         if self.rank.findings:
             raise self.rank.findings[0]
         meet(self.ending("waiting"))
@@ -447,7 +450,6 @@ class DaemonRun:
 
 def play(task: RankTask, say: Callable[[RankEnd], None], wait: Callable[[], object]) -> None:
     """Play a task as one rank and say how it ended; ``wait`` blocks until all ranks have."""
-
 
     def meet(word: RankEnd) -> None:
         say(word)

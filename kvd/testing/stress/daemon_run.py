@@ -14,9 +14,10 @@ from typing import Final
 
 import msgspec
 
+from kvd.errors import StressFailure
 from kvd.testing.faults import FaultRates
 from kvd.testing.stress.daemon_rank import RankEnd, RankTask, serve
-from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.generator import program_of
 
 RATES: Final = FaultRates(

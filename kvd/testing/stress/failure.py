@@ -1,11 +1,11 @@
 """What the harness checks, by name, and how it says that something is wrong.
 
-The names follow the fifteen checks of semantics 11.4; two of them are split where that tells more.
+The names follow the fifteen checks of semantics 11.4; some are split where that tells more.
 """
 
 from enum import StrEnum
 
-from kvd.errors import DivergenceError, InvariantError, RaceError
+from kvd.errors import DivergenceError, InvariantError, RaceError, StressFailure
 from kvd_client.errors import KvdClientError, TablesError
 
 
@@ -36,6 +36,24 @@ class CheckName(StrEnum):
     """A refusal, and wrong use, leave all state bit-identical."""
     SNAPSHOT = "stress.snapshot"
     """What is answered from memory is what a recomputation says, and the engine's own checks."""
+    STEPS = "stress.steps"
+    """Steps are launched, processed and retired as operations and waits say."""
+    CONSERVATION = "stress.conservation"
+    """Every unit of a span is in one class, and counters count it once."""
+    PENDING = "stress.pending"
+    """What was freed comes back once, and not before its step or its transfer is over."""
+    CLEARANCE = "stress.clearance"
+    """Nothing is written, read or told a peer without the waits that the clearance tables ask."""
+    HOLDINGS = "stress.holdings"
+    """Requests and values hold what operations gave them, and somebody holds whatever is bound."""
+    RESERVATIONS = "stress.reservations"
+    """Loads, backups and transfers are as operations left them, and each ends exactly once."""
+    PROMISES = "stress.promises"
+    """What is held back is what requests may still take."""
+    IDS = "stress.ids"
+    """Every name is free or bound, and every row free or somebody's."""
+    OUTCOME = "stress.outcome"
+    """Columns and effects of an outcome say what the operation did, and nothing else."""
     HOST_WAIT = "stress.host_wait"
     """A decision neither reads a device nor waits for one."""
     PINNED = "stress.pinned"
@@ -53,22 +71,13 @@ class CheckName(StrEnum):
     """The engine decides whatever it is asked: it raises nothing but what its callers expect."""
 
 
-class StressFailure(AssertionError):
-    """A check of the harness did not hold."""
-
-    def __init__(self, check: str, message: str, *, step_index: int = -1) -> None:
-        super().__init__(f"{check}: {message}")
-        self.check = check
-        self.message = message
-        self.step_index = step_index
-        """Place of the step that was played in its program; -1 before the first."""
-
-
 def failure_of(error: Exception, *, in_engine: bool) -> StressFailure:
     """Return what an exception of the code under test means.
 
     An invariant of kvd's own that does not hold keeps its name.
     """
+    if isinstance(error, StressFailure):
+        return error
     if isinstance(error, InvariantError):
         return StressFailure(error.name, error.message)
     message = f"{type(error).__name__}: {error}"

@@ -1,20 +1,16 @@
 """The end of a run: everything comes to its end, nothing is left, and an empty arena serves."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
 
-import numpy as np
-
-from kvd.testing.stress.checked_rank import CheckedRank
-from kvd.testing.stress.failure import CheckName, StressFailure
-from kvd.testing.stress.model import Model
+from kvd.errors import StressFailure
+from kvd.testing.stress.failure import CheckName
+from kvd.testing.stress.played_run import FinishedRun, PlayedRun
+from kvd.testing.stress.rank_steps import report_transfer
+from kvd.testing.stress.rest import check_at_rest
 from kvd.testing.stress.scheduler import Scheduler
 from kvd.testing.stress.script import OpenLaunch
 from kvd.testing.stress.shapes import servable_prompt_tokens
 from kvd_client import Batch
-
-if TYPE_CHECKING:
-    from kvd.testing.stress.run import StressRun
 
 ROUNDS_MAX = 4
 """Batches and reports that bring everything to its end, with some to spare."""
@@ -23,19 +19,7 @@ SERVED_TOKENS = 6
 """Tokens generated for the last request, behind a prompt that fills the context otherwise."""
 
 
-class FinishedRun(Protocol):
-    """What has to be known of a run to bring it to its end."""
-
-    scheduler: Scheduler
-    model: Model
-
-    @property
-    def ranks(self) -> Sequence[CheckedRank]:
-        """Return the ranks that this process plays."""
-        ...
-
-
-def finish(run: "StressRun") -> None:
+def finish(run: PlayedRun) -> None:
     """Let everything end; raises StressFailure for what is left, or not as it should be."""
     _settle(run)
     check_at_rest(run)
@@ -44,7 +28,7 @@ def finish(run: "StressRun") -> None:
     _end_all(run)
 
 
-def _settle(run: "StressRun") -> None:
+def _settle(run: PlayedRun) -> None:
     """Let all copies, transfers and steps end."""
     scheduler, model = run.scheduler, run.model
     cancel_all(scheduler)
@@ -70,15 +54,23 @@ def cancel_all(scheduler: Scheduler) -> None:
     if scheduler.launching:
         scheduler.close_launch()
     scheduler.send()
-    for number in [one.number for one in model.copies.values() if one.loads and not one.submitted]:
-        scheduler.ask(lambda batch, number=number: batch.load_cancel(number))
-    for number in [one.number for one in model.transfers.values() if not one.published]:
-        scheduler.ask(lambda batch, number=number: batch.cancel_hold(number))
+    for load in [one for one in model.copies.values() if one.loads and not one.submitted]:
+        scheduler.ask(partial(_cancel_load, load.number))
+    for held in [one for one in model.transfers.values() if not one.published]:
+        scheduler.ask(partial(_cancel_hold, held.number))
     scheduler.process(scheduler.launched_count)
     scheduler.send()
 
 
-def _catch_up(run: "StressRun") -> None:
+def _cancel_load(number: int, batch: Batch) -> None:
+    batch.load_cancel(number)
+
+
+def _cancel_hold(number: int, batch: Batch) -> None:
+    batch.cancel_hold(number)
+
+
+def _catch_up(run: PlayedRun) -> None:
     """Have every rank do everything, and everything that was enqueued run."""
     for hand in run.stage.hands:
         run.follow(hand, len(run.script))
@@ -88,35 +80,12 @@ def _catch_up(run: "StressRun") -> None:
     run.run_dry()
 
 
-def _report(run: "StressRun") -> None:
+def _report(run: PlayedRun) -> None:
     """Have every rank say that what is over is over."""
-    from kvd.testing.stress.rank_steps import report_transfer
-
     for rank in run.stage.ranks:
         for peer in list(rank.peers.values()):
             report_transfer(run, rank, peer, failed=peer.astray, proven=True)
         rank.client.ping()  # with it go the facts that are due
-
-
-def check_at_rest(run: FinishedRun) -> None:
-    """Compare all live units of every rank, its sink and its tables while nothing runs."""
-    contents = run.model.contents
-    for band in contents.bands:
-        virtual = band.places.nonzero()[0]
-        words = band.words_of(band.places[virtual])
-        tags = band.expected_words(virtual)
-
-        def describe(place: int, name: str = band.name, ids: object = virtual) -> str:
-            return f"band {name}, one of ids {ids}"
-
-        for rank in run.ranks:
-            rank.check_at_rest(words, tags, describe)
-    if contents.sink_is_zero:
-        zeros = np.zeros(contents.sink_words.size, dtype=np.int64)
-        for rank in run.ranks:
-            rank.check_at_rest(contents.sink_words, zeros, lambda place: "the sink")
-    for rank in run.ranks:
-        rank.client.check_tables()
 
 
 def empty(run: FinishedRun) -> None:
@@ -133,14 +102,14 @@ def empty(run: FinishedRun) -> None:
     scheduler.send()
 
 
-def _end_all(run: "StressRun") -> None:
+def _end_all(run: PlayedRun) -> None:
     """End everybody, have all ranks do so, and see that nothing is left; raises StressFailure."""
     empty(run)
     _catch_up(run)
-    _check_empty(run)
+    check_empty(run)
 
 
-def _check_empty(run: "StressRun") -> None:
+def check_empty(run: PlayedRun) -> None:
     """Raise StressFailure unless nothing is left of anybody."""
     engine = run.stage.incarnation.engine
     chain = engine.chain
@@ -156,15 +125,13 @@ def _check_empty(run: "StressRun") -> None:
         "copies": len(engine.uses.copies.loads) + len(engine.uses.copies.backups),
         "transfers": len(engine.uses.transfers.open),
         "steps in flight": engine.steps.in_flight_count,
+        "rows that are not free": engine.requests.rows.request_id.size
+        - 1
+        - engine.requests.rows.free.ids().size,
     }
     wrong = {what: count for what, count in left.items() if count}
     if wrong:
         raise StressFailure(CheckName.DRAIN, f"everybody has gone, and there are {wrong} left")
-    for name, table in (
-        ("rows", engine.requests.rows.free.ids().size - run.built.storage.storage.row_count + 1),
-    ):
-        if table:
-            raise StressFailure(CheckName.DRAIN, f"everybody has gone, and {name} are missing")
 
 
 def serve(run: FinishedRun) -> None:
@@ -193,7 +160,7 @@ def serve(run: FinishedRun) -> None:
         # Only the prompt comes in chunks: what is generated was priced a token at a time.
         tokens = max(1, min(prompt - request.tokens, request.chunk_tokens))
         before = request.tokens
-        scheduler.ask(lambda batch, tokens=tokens: batch.take([number], tokens))
+        scheduler.ask(partial(_take, number, tokens))
         scheduler.send()
         if request.tokens != before + tokens:
             raise StressFailure(
@@ -204,7 +171,15 @@ def serve(run: FinishedRun) -> None:
         scheduler.prepare_launch()
         scheduler.open_launch(OpenLaunch((number,), (number,), standing=False, silent=False))
         scheduler.close_launch()
-        scheduler.ask(lambda batch, tokens=tokens: batch.advance([number], tokens))
+        scheduler.ask(partial(_advance, number, tokens))
         scheduler.process(1)
         scheduler.send()
     raise StressFailure(CheckName.LIVENESS, f"request {number} is not served")
+
+
+def _take(number: int, tokens: int, batch: Batch) -> None:
+    batch.take([number], tokens)
+
+
+def _advance(number: int, tokens: int, batch: Batch) -> None:
+    batch.advance([number], tokens)

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvd.testing.stress.contents import BandContents, Contents, Indices, Tags
 from kvd.testing.stress.model import Model, Request
-from kvd.testing.stress.plans import ForwardPlan, Place
+from kvd.testing.stress.plans import ForwardPlan, Place, Tag
 
 _INT32_BYTES = 4
 _NONE: Indices = np.zeros(0, dtype=np.int64)
@@ -20,7 +20,7 @@ def plan_forward(
 ) -> ForwardPlan:
     """Return the plan of a step's forward, and take what it writes into the model."""
     requests = [model.requests[number] for number in runners]
-    newest_tag = contents.newest_tag
+    newest_tag = Tag(contents.newest_tag)
     contents.clear_slots()
     cells, values = _lookups(contents, model, requests)
     words, tags, starts, places = _reads(contents, model, requests)

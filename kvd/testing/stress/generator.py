@@ -9,7 +9,7 @@ pass, so that programs come far; the rest comes alone, in any order.
 import zlib
 from collections.abc import Iterator
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import fields
 
@@ -53,6 +53,7 @@ from kvd.testing.stress.program import (
     Record,
     Relief,
     ResetSink,
+    Rest,
     Send,
     Stand,
 )
@@ -60,7 +61,7 @@ from kvd.testing.stress.program import (
 PERMILLE: Final = 1000
 
 WEIGHTS: Final[dict[type[AnyStep], int]] = {
-    Admit: 40,
+    Admit: 60,
     AskAgain: 60,
     GiveUp: 20,
     Extend: 40,
@@ -70,16 +71,16 @@ WEIGHTS: Final[dict[type[AnyStep], int]] = {
     Free: 15,
     Launch: 80,
     Record: 50,
-    Abort: 2,
+    Abort: 10,
     Process: 60,
     Insert: 15,
     Evict: 40,
     LoadReserve: 12,
     LoadName: 8,
     LoadSubmit: 12,
-    LoadCancel: 3,
+    LoadCancel: 8,
     Backup: 15,
-    FailCopy: 2,
+    FailCopy: 16,
     Hold: 8,
     Publish: 14,
     CancelHold: 2,
@@ -90,11 +91,12 @@ WEIGHTS: Final[dict[type[AnyStep], int]] = {
     ResetSink: 1,
     Idle: 8,
     Send: 90,
-    Misuse: 6,
+    Misuse: 25,
     Play: 110,
     Follow: 90,
     Lead: 6,
     CheckTables: 3,
+    Rest: 3,
     Die: 0,
 }
 """How often each step comes alone, of all that do."""
@@ -104,10 +106,18 @@ PROFILES: Final[dict[str, dict[type[AnyStep], int]]] = {
     "crowded": {Admit: 200, AskAgain: 80, Free: 8, Insert: 10, Extend: 80},
     "sliding": {Decode: 160, Advance: 160, Launch: 140, Process: 120, Stand: 60},
     "cache": {Insert: 80, Evict: 25, Admit: 110, Free: 4},
-    "copies": {Backup: 60, LoadReserve: 60, LoadName: 30, LoadSubmit: 50, Insert: 50, FailCopy: 8},
+    "copies": {
+        Backup: 60,
+        LoadReserve: 60,
+        LoadName: 30,
+        LoadSubmit: 50,
+        Insert: 50,
+        FailCopy: 40,
+        Misuse: 90,
+    },
     "transfers": {Hold: 60, Publish: 60, Post: 60, LetGo: 60, EndTransfer: 160, CancelHold: 8},
     "stuck": {Hold: 40, Publish: 40, Post: 60, LetGo: 4, EndTransfer: 20, Admit: 120, Extend: 90},
-    "death": {Die: 12, Insert: 60, Process: 100, Send: 140},
+    "death": {Die: 16, Insert: 60, Process: 100, Send: 140},
     "rearranging": {Relief: 70, Idle: 40, Free: 50, Admit: 110, LoadReserve: 30},
     "tangled": {Abort: 16, Launch: 160, Process: 30, Misuse: 20, Follow: 40, Play: 40},
 }
@@ -144,16 +154,16 @@ FLAGS: Final[dict[str, int]] = {
     "silent": 300,
     "value": 400,
     "request": 300,
-    "failed": 150,
+    "failed": 350,
     "unproven": 600,
-    "all_die": 200,
+    "all_die": 400,
 }
 """Of each flag: permille of the draws in which it is set."""
 
 BANDS_MAX: Final = 5
 RELIEF_UNITS: Final = (0, 0, 0, 1, 2, 3, 5, 9, 14, 30)
 
-RUN_PERMILLE: Final = 550
+RUN_PERMILLE: Final = 250
 """Of how many draws a short run of steps comes of."""
 
 
@@ -194,7 +204,7 @@ def _random(shape: str, seed: int, what: str) -> Random:
 
 def _drawn(kind: type[AnyStep], random: Random) -> AnyStep:
     """Return a step of a kind with numbers drawn."""
-    arguments: dict[str, object] = {}
+    arguments: dict[str, Any] = {}
     for name in _NAMES[kind]:
         if name in FLAGS:
             arguments[name] = random.randrange(PERMILLE) < FLAGS[name]
@@ -219,7 +229,7 @@ def _move_on(random: Random) -> Iterator[AnyStep]:
 
 
 def _pass(random: Random) -> Iterator[AnyStep]:
-    """A decode pass: what was computed, one token more, the next forward."""
+    """Decode: what was computed, one token more, the next forward."""
     yield Advance(standing=True)
     yield _drawn(Decode, random)
     yield Process(count=random.randrange(2))
@@ -255,7 +265,7 @@ def _grow(random: Random) -> Iterator[AnyStep]:
 
 
 def _keep(random: Random) -> Iterator[AnyStep]:
-    """A request becomes a value, and what was running is over."""
+    """Make a value of a request, and let what was running be over."""
     yield Insert(pick_index=random.randrange(64))
     yield Process(count=3)
     yield Send()
@@ -263,9 +273,11 @@ def _keep(random: Random) -> Iterator[AnyStep]:
 
 
 def _load(random: Random) -> Iterator[AnyStep]:
-    """A load from its reservation to its start."""
+    """Load, from the reservation to the start."""
     yield _drawn(LoadReserve, random)
     yield Send()
+    if random.randrange(4) == 0:
+        yield Misuse(kind_index=random.randrange(7, 11), pick_index=random.randrange(64))
     if random.randrange(3) == 0:
         yield _drawn(Relief, random)
     if random.randrange(2):
@@ -275,7 +287,7 @@ def _load(random: Random) -> Iterator[AnyStep]:
 
 
 def _send(random: Random) -> Iterator[AnyStep]:
-    """A value is sent, and at times moved or given up meanwhile."""
+    """Send a value, and at times have it moved or given up meanwhile."""
     yield Process(count=3)
     yield _drawn(Post, random)
     yield Send()
@@ -288,7 +300,7 @@ def _send(random: Random) -> Iterator[AnyStep]:
 
 
 def _receive(random: Random) -> Iterator[AnyStep]:
-    """A request or a value is received into."""
+    """Receive into a request or a value."""
     yield _drawn(Hold, random)
     if random.randrange(3) == 0:
         yield _drawn(Relief, random)
@@ -309,6 +321,15 @@ def _catch_up(random: Random) -> Iterator[AnyStep]:
         yield Follow(rank=rank, count=7)
     yield Play(actions_count=59)
     yield Send()
+
+
+def _die(random: Random) -> Iterator[AnyStep]:
+    """Die at times, behind something that may survive it."""
+    yield Insert(pick_index=random.randrange(64))
+    yield from _catch_up(random)
+    yield from _catch_up(random)
+    if random.randrange(6) == 0:
+        yield _drawn(Die, random)
 
 
 def _make_way(random: Random) -> Iterator[AnyStep]:
@@ -337,6 +358,7 @@ _RUNS: Final = (
     _receive,
     _catch_up,
     _make_way,
+    _die,
 )
 
-assert list(WEIGHTS) and len(WEIGHTS) == len(STEP_TYPES), "a step has no weight"
+assert len(WEIGHTS) == len(STEP_TYPES), "a step has no weight"

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from kvd.errors import StressFailure, WorkloadError
 from kvd.testing.stress.checked_rank import CheckedRank
-from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.plans import ForwardPlan
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd_client import STANDING, Batch, OperationError
@@ -16,8 +17,10 @@ RankT = TypeVar("RankT", bound=CheckedRank)
 PlanForward: TypeAlias = Callable[[OpenLaunch], ForwardPlan]
 
 
-class StressAbort(Exception):
-    """Raised in a launch block to leave it; never seen outside."""
+def left_by_error(block: LaunchBlock | BatchBlock) -> None:
+    """Leave a block as an exception does."""
+    error = WorkloadError("the program has this block be left")
+    block.__exit__(WorkloadError, error, None)
 
 
 class Hand(Generic[RankT]):
@@ -59,7 +62,7 @@ class Hand(Generic[RankT]):
         block, self._block = self._block, None
         assert block is not None
         if aborts:
-            block.__exit__(StressAbort, StressAbort(), None)
+            left_by_error(block)
         else:
             block.__exit__(None, None, None)
 

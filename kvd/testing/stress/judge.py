@@ -82,11 +82,11 @@ class Judge:
         owed = self.books.owed()
         wanted = tuple([units + more for units, more in zip(demand, owed, strict=True)])
         fits = self.answers.fits(snapshot, wanted)
-        told = self.chain.fits(demand), self.chain.fits_empty(demand)
-        expected = fits, self.answers.fits_empty(demand)
+        told = [self.chain.fits(demand), self.chain.fits_empty(demand)]
+        expected = [fits, self.answers.fits_empty(demand)]
         if fits:
-            told = (*told, self.chain.has_room_now(demand))
-            expected = (*expected, self.answers.has_room_now(snapshot, demand))
+            told.append(self.chain.has_room_now(demand))
+            expected.append(self.answers.has_room_now(snapshot, demand))
         require(
             told == expected,
             "answers",

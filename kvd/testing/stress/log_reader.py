@@ -1,6 +1,7 @@
 """A transport that keeps what is sent and decided, so that a rank's process can read the log."""
 
-from kvd.testing.stress.failure import CheckName, StressFailure
+from kvd.errors import StressFailure
+from kvd.testing.stress.failure import CheckName
 from kvd_client.transport import Frames, MemoryDescriptor, Transport
 from kvd_proto.codec import decode_header, decode_operation, decode_reply, split_batch
 from kvd_proto.control import MessageKind, Ticket

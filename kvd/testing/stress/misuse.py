@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from kvd.testing.stress.contents import Indices
 from kvd.testing.stress.scheduler import Scheduler
 from kvd.testing.stress.script import Ask
 
@@ -88,7 +87,7 @@ def _name_strange_page(scheduler: Scheduler, pick: int) -> Ask | None:
 
 def _send_unbound(scheduler: Scheduler, pick: int) -> Ask | None:
     owner = scheduler.contents.owner
-    free: Indices = (owner.places[1:] == 0).nonzero()[0] + 1
+    free = (owner.places[1:] == 0).nonzero()[0] + 1
     for page in scheduler.pick(free.tolist(), pick):
         number = scheduler.model.take_number("transfer")
         return lambda batch: batch.post(number, {owner.name: [page]})

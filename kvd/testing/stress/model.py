@@ -3,13 +3,12 @@
 Everything here follows from operations and their outcomes, in the order in which they were decided.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
+from kvd.errors import StressFailure
 from kvd.testing.stress.contents import UNKNOWN, Contents, Indices, Tags, columns_of
-from kvd.testing.stress.failure import CheckName, StressFailure
-from kvd.testing.stress.plans import PeerPlan
+from kvd.testing.stress.failure import CheckName
+from kvd.testing.stress.plans import PeerPlan, TransferNumber
 from kvd_proto.operations import (
     Admit,
     Advance,
@@ -57,50 +56,57 @@ def int32s(encoded: bytes) -> list[int]:
     return counts
 
 
-@dataclass(slots=True)
 class Request:
     """A request that holds a row."""
 
-    number: int
-    row_index: int
-    prompt_tokens: int
-    new_tokens: int
-    """The most that memory grants it beside its prompt."""
-    chunk_tokens: int
-    """The most that it may take at once."""
-    lapses: bool
-    """Whether its promise may lapse."""
-    tokens: int = 0
-    written_tokens: int = 0
-    """Tokens whose forward was launched."""
-    computed_tokens: int = 0
-    step: int = 0
-    """The newest step that it ran in."""
-    transfers: dict[int, "Transfer"] = field(default_factory=dict[int, "Transfer"])
-    """Open transfers of its pages."""
+    def __init__(
+        self,
+        number: int,
+        *,
+        row_index: int,
+        prompt_tokens: int,
+        new_tokens: int,
+        chunk_tokens: int,
+        tokens: int,
+    ) -> None:
+        self.number = number
+        self.row_index = row_index
+        self.prompt_tokens = prompt_tokens
+        self.new_tokens = new_tokens
+        """The most that memory grants it beside its prompt."""
+        self.chunk_tokens = chunk_tokens
+        """The most that it may take at once."""
+        self.tokens = tokens
+        self.written_tokens = 0
+        """Tokens whose forward was launched."""
+        self.computed_tokens = 0
+        self.step = 0
+        """The newest step that it ran in."""
+        self.transfers: dict[int, Transfer] = {}
+        """Open transfers of its pages."""
 
 
-@dataclass(slots=True)
 class Waiting:
     """A request that was told to wait, or was retracted."""
 
-    number: int
-    prompt_tokens: int
-    new_tokens: int
+    def __init__(self, number: int, *, prompt_tokens: int, new_tokens: int) -> None:
+        self.number = number
+        self.prompt_tokens = prompt_tokens
+        self.new_tokens = new_tokens
 
 
-@dataclass(slots=True)
 class Value:
     """Pages that outlived their request."""
 
-    number: int
-    pages: Indices
-    slot: int
-    step: int
-    """The newest step that reads or writes it."""
-    transfers: dict[int, "Transfer"] = field(default_factory=dict[int, "Transfer"])
-    loads: dict[int, "Copy"] = field(default_factory=dict[int, "Copy"])
-    """Open loads into it."""
+    def __init__(self, number: int, pages: Indices, slot: int, *, step: int) -> None:
+        self.number = number
+        self.pages = pages
+        self.slot = slot
+        self.step = step
+        """The newest step that reads or writes it."""
+        self.transfers: dict[int, Transfer] = {}
+        self.loads: dict[int, Copy] = {}
+        """Open loads into it."""
 
     @property
     def loading(self) -> bool:
@@ -108,39 +114,43 @@ class Value:
         return any(not load.submitted for load in self.loads.values())
 
 
-@dataclass(slots=True)
 class Copy:
     """A load or a backup that is open."""
 
-    number: int
-    value: int
-    loads: bool
-    units: tuple[int, ...] = ()
-    """Units that a load reserved, per band."""
-    named: dict[int, Indices] = field(default_factory=dict[int, Indices])
-    """Per band: the virtual ids that it writes or reads."""
-    places: dict[int, Indices] = field(default_factory=dict[int, Indices])
-    """Per band: places of the host pool."""
-    words: dict[int, Tags] = field(default_factory=dict[int, Tags])
-    """Per band: words that a backup ships, a unit per row."""
-    tags: dict[int, Tags] = field(default_factory=dict[int, Tags])
-    """Per band: tags of the entries that a load writes, a unit per row."""
-    submitted: bool = False
+    def __init__(
+        self, number: int, value: int, *, loads: bool, units: tuple[int, ...] = ()
+    ) -> None:
+        self.number = number
+        self.value = value
+        self.loads = loads
+        self.units = units
+        """Units that a load reserved, per band."""
+        self.named: dict[int, Indices] = {}
+        """Per band: the virtual ids that it writes or reads."""
+        self.places: dict[int, Indices] = {}
+        """Per band: places of the host pool."""
+        self.words: dict[int, Tags] = {}
+        """Per band: words that a backup ships, a unit per row."""
+        self.tags: dict[int, Tags] = {}
+        """Per band: tags of the entries that a load writes, a unit per row."""
+        self.submitted = False
 
 
-@dataclass(slots=True)
 class Transfer:
     """A transfer that is not over."""
 
-    number: int
-    owner: Request | Value
-    virtual: list[Indices]
-    writes: bool
-    published: bool
-    tags: list[Tags] = field(default_factory=list[Tags])
-    """Per band: tags of the entries that a peer writes."""
-    failed: bool = False
-    quarantined: bool = False
+    def __init__(
+        self, number: int, owner: Request | Value, virtual: list[Indices], *, writes: bool
+    ) -> None:
+        self.number = number
+        self.owner = owner
+        self.virtual = virtual
+        self.writes = writes
+        self.published = False
+        self.tags: list[Tags] = []
+        """Per band: tags of the entries that a peer writes."""
+        self.failed = False
+        self.quarantined = False
 
     @property
     def receives(self) -> bool:
@@ -244,27 +254,35 @@ class Model:
     def note_released(self, result: ReleasedResult) -> None:
         """Take in what is over on every rank."""
         for number in result.copies:
-            copy = self.copies.pop(number)
-            value = self.values.get(copy.value)
-            if not copy.loads:
-                self.ended_backups.append(copy)
-            elif value is not None:
-                value.loads.pop(number, None)
-                if number in result.failed_copies:
-                    for band, virtual in copy.named.items():
-                        self.contents.forget(band, virtual)
+            self._copy_ended(self.copies.pop(number), failed=number in result.failed_copies)
         for number in result.transfers:
-            transfer = self.transfers.pop(number)
-            owner = transfer.owner
-            owner.transfers.pop(number, None)
-            if transfer.writes and not transfer.failed and self._is_there(owner):
-                for band, ids, tags in zip(
-                    self.contents.bands, transfer.virtual, transfer.tags, strict=True
-                ):
-                    bound = band.places[ids] > 0
-                    band.tags[ids[bound]] = tags[bound]
+            self._transfer_ended(self.transfers.pop(number))
         for number in result.quarantined:
             self.transfers[number].quarantined = self.transfers[number].failed = True
+
+    def _copy_ended(self, copy: Copy, *, failed: bool) -> None:
+        if not copy.loads:
+            self.ended_backups.append(copy)
+            return
+        value = self.values.get(copy.value)
+        if value is not None:
+            value.loads.pop(copy.number, None)
+            if failed:
+                for index, virtual in copy.named.items():
+                    self.contents.forget(index, virtual)
+
+    def _transfer_ended(self, transfer: Transfer) -> None:
+        owner = transfer.owner
+        owner.transfers.pop(transfer.number, None)
+        if not transfer.writes:
+            return
+        arrived = not transfer.failed and self._is_there(owner)
+        bands = self.contents.bands
+        for band, ids, tags in zip(bands, transfer.virtual, transfer.tags, strict=True):
+            self.contents.unpin(band, ids)
+            if arrived:
+                bound = band.places[ids] > 0
+                band.tags[ids[bound]] = tags[bound]
 
     def _is_there(self, owner: Request | Value) -> bool:
         holders = self.requests if isinstance(owner, Request) else self.values
@@ -283,16 +301,17 @@ class Model:
             self.waiting.pop(number, None)
             if verdicts[place] == Verdict.FITS:
                 self.requests[number] = Request(
-                    number=number,
+                    number,
                     row_index=rows[place],
                     prompt_tokens=prompts[place],
                     new_tokens=granted[place],
                     chunk_tokens=chunks[place],
-                    lapses=operation.reserve_batches > 0,
                     tokens=min(takes[place], chunks[place]),
                 )
             elif verdicts[place] == Verdict.WAIT:
-                self.waiting[number] = Waiting(number, prompts[place], news[place])
+                self.waiting[number] = Waiting(
+                    number, prompt_tokens=prompts[place], new_tokens=news[place]
+                )
 
     def _retract(self, victims: list[int], column: int, columns: list[Indices]) -> None:
         if column == NO_COLUMN:
@@ -300,7 +319,9 @@ class Model:
         for number in victims[: columns[column].size]:
             request = self.requests[number]
             self._gone(number)
-            self.waiting[number] = Waiting(number, request.prompt_tokens, request.new_tokens)
+            self.waiting[number] = Waiting(
+                number, prompt_tokens=request.prompt_tokens, new_tokens=request.new_tokens
+            )
 
     def _gone(self, number: int) -> None:
         self.standing.pop(number, None)
@@ -431,6 +452,8 @@ class Model:
             if transfer.writes:
                 tags = self.contents.new_tags(tags.size).reshape(tags.shape)
                 transfer.tags.append(tags)
+                why = f"transfer {transfer.number} told a peer where it lies"
+                self.contents.pin(band, ids, why)
             if not ids.size:
                 continue
             starts.append((units * band.unit_bytes, band.unit_bytes))
@@ -439,13 +462,13 @@ class Model:
                 band.tags[ids] = UNKNOWN
             else:
                 words.append(band.expected_words(ids).reshape(ids.size, band.words.size))
-        self.peers.append(PeerPlan(transfer.number, starts, words, transfer.writes))
+        self.peers.append(PeerPlan(TransferNumber(transfer.number), starts, words, transfer.writes))
 
     def _insert(self, operation: Insert, pages: Indices, slot: int) -> None:
         """Make a value of a request, whose pages were looked up before its end."""
         request = self.requests[operation.request]
         self._gone(operation.request)
-        value = Value(operation.value_id, pages, slot, request.step)
+        value = Value(operation.value_id, pages, slot, step=request.step)
         value.transfers = request.transfers
         for transfer in value.transfers.values():
             transfer.owner = value

@@ -31,6 +31,9 @@ class OpenAccesses:
         self.uses: dict[UseKey, Grains] = {}
         self.waited: set[Signal] = set()
         """Copies that are not over, which the allocator's stream is behind all the same."""
+        self.behind: dict[Signal, Grains] = {}
+        """Grains that got another owner since the allocator's stream is behind a copy: whoever sees
+        what the new owner wrote there has seen the copy end."""
         self.astray: set[Signal] = set()
         """Transfers that failed while their peer may go on."""
         self.aborted: set[int] = set()
@@ -106,6 +109,13 @@ class OpenAccesses:
             del self.uses[key]
         self.waited.discard(signal)
         self.astray.discard(signal)
+        self.behind.pop(signal, None)
+
+    def hand_over(self, grains: Grains) -> None:
+        """Take in that grains, which the allocator's stream may write, have another owner now."""
+        for (kind, signal), members in self.uses.items():
+            if kind in COPIES and not members.isdisjoint(grains):
+                self.behind.setdefault(signal, set()).update(grains & members)
 
     def wait(self, signal: Signal) -> None:
         """Take in that the allocator's stream was put behind a step or a copy."""
@@ -130,6 +140,14 @@ class OpenAccesses:
         """Return the uses of some kinds that touch grains."""
         wanted = tuple(kinds)
         return [key for key, members in self.uses.items() if key[0] in wanted and members & grains]
+
+    def filling(self, grains: Grains) -> list[int]:
+        """Return the loads that are to deliver what somebody now has in grains."""
+        return [
+            signal.number
+            for (kind, signal), members in self.uses.items()
+            if kind is UseKind.COPY_WRITE and grains & members - self.behind.get(signal, set())
+        ]
 
     def network(self, *, astray: bool | None = None) -> Grains:
         """Return what peers may touch: of transfers gone astray, of the others, or of all."""

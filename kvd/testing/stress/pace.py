@@ -1,4 +1,4 @@
-"""In which order the modelled actions of a run come: drawn from its seed, with a favour at times."""
+"""The order in which the modelled actions of a run come: drawn from its seed, or favoured."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ FAVOURS: Final[tuple[Rating, ...]] = (
     lambda candidate: candidate.enqueued_index,
     lambda candidate: -candidate.enqueued_index,
 )
-"""What may come first: nothing, streams of a kind, low ranks, high ranks, the oldest, the newest."""
+"""What may come first: nothing, streams of a kind, low or high ranks, the oldest or the newest."""
 
 
 class Pace:

@@ -1,9 +1,13 @@
-"""What ranks are to do with bytes, worked out once by the model: forwards, and what peers are told."""
+"""What ranks are to do with bytes, worked out once by the model: forwards, and peers' transfers."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NewType
 
 from kvd.testing.stress.contents import Indices, Tags
+
+Tag = NewType("Tag", int)
+"""What an entry is filled with; whatever is written later has a higher one."""
+TransferNumber = NewType("TransferNumber", int)
 
 
 class Place(NamedTuple):
@@ -33,7 +37,7 @@ class ForwardPlan:
     write_words: Indices
     write_tags: Tags
     write_starts: Indices
-    newest_tag: int
+    newest_tag: Tag
     cell_bytes: int
 
     def place_of(self, word: int) -> str:
@@ -50,7 +54,7 @@ class ForwardPlan:
 class PeerPlan(NamedTuple):
     """What a peer is told of a transfer; the same on every rank."""
 
-    number: int
+    number: TransferNumber
     starts: list[tuple[Indices, int]]
     """First bytes of units and their size, for each band that takes part."""
     words: list[Tags]

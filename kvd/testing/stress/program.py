@@ -325,6 +325,10 @@ class CheckTables(Step, frozen=True, kw_only=True, tag="check_tables"):
     rank: int = 0
 
 
+class Rest(Step, frozen=True, kw_only=True, tag="rest"):
+    """Have all ranks do everything and all devices come to rest, and compare all that is live."""
+
+
 class Die(Step, frozen=True, kw_only=True, tag="die"):
     """Let ranks die where they are, and the next incarnation begin on their memory."""
 
@@ -369,6 +373,7 @@ AnyStep: TypeAlias = (
     | Follow
     | Lead
     | CheckTables
+    | Rest
     | Die
 )
 STEP_TYPES: Final[tuple[type[AnyStep], ...]] = AnyStep.__args__

@@ -80,20 +80,16 @@ def require_same(before: State, engine: StageEngine, what: str, *, asked: bool =
     ``asked`` forgives that requests are known to wait.
     """
     after = state_of(engine)
-    if after == before:
-        return
-    forgiven = ASKED if asked else ()
-    changed = {name for name, _ in set(_hashable(before)) ^ set(_hashable(after))}
-    changed -= set(forgiven)
-    if changed:
-        broken("pure", f"{what} changed {', '.join(sorted(changed))}")
+    if asked:
+        before, after = _without(before, ASKED), _without(after, ASKED)
+    if after != before:
+        differing = [item for item in (*before, *after) if (item in before) != (item in after)]
+        changed = ", ".join(dict.fromkeys(name for name, _ in differing)) or "how much is kept"
+        broken("pure", f"{what} changed {changed}")
 
 
-def _hashable(state: State) -> Iterable[tuple[str, str]]:
-    places: dict[str, int] = {}
-    for name, value in state:
-        places[name] = places.get(name, 0) + 1
-        yield name, f"{places[name]} {value!r}"
+def _without(state: State, names: tuple[str, ...]) -> State:
+    return [item for item in state if item[0] not in names]
 
 
 def _walk(found: State, name: str, value: object, seen: set[int]) -> None:

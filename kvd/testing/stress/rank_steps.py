@@ -1,11 +1,12 @@
 """Steps on ranks and their devices: what runs when, how transfers end, and death."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvd.testing.modelled.ranks import DEADLINE_MS
 from kvd.testing.stress.misuse import MISUSES
 from kvd.testing.stress.pace import FAVOURS
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
+from kvd.testing.stress.played_run import PlayedRun
 from kvd.testing.stress.program import (
     CheckTables,
     Die,
@@ -16,32 +17,31 @@ from kvd.testing.stress.program import (
     LetGo,
     Misuse,
     Play,
+    Rest,
 )
+from kvd.testing.stress.rest import check_at_rest
 from kvd.testing.stress.scheduler import Scheduler
 from kvd_client.errors import ReplyError
 from kvd_proto.operations import CopyEnded, TransferEnded
-
-if TYPE_CHECKING:
-    from kvd.testing.stress.run import StressRun
 
 ACTIONS_MAX = 60
 PARTS_FOLLOWED_MAX = 8
 
 
-def play(run: "StressRun", step: Play) -> bool:
+def play(run: PlayedRun, step: Play) -> bool:
     """Let actions run."""
     run.pace.favour_index = step.favour_index % len(FAVOURS)
     return run.advance(step.actions_count % ACTIONS_MAX + 1)
 
 
-def follow(run: "StressRun", step: Follow) -> bool:
+def follow(run: PlayedRun, step: Follow) -> bool:
     """Have a rank catch up by some parts."""
     hands = run.stage.hands
     hand = hands[step.rank % len(hands)]
     return run.follow(hand, step.count % PARTS_FOLLOWED_MAX + 1) > 0
 
 
-def lead(run: "StressRun", step: Lead) -> bool:
+def lead(run: PlayedRun, step: Lead) -> bool:
     """Have another rank be the first, where ranks are all alike."""
     hands = run.stage.hands
     index = step.rank % len(hands)
@@ -52,18 +52,29 @@ def lead(run: "StressRun", step: Lead) -> bool:
     return True
 
 
-def check_tables(run: "StressRun", step: CheckTables) -> bool:
+def check_tables(run: PlayedRun, step: CheckTables) -> bool:
     """Have a rank that did everything compare its tables with the books."""
     hands = run.stage.hands
     hand = hands[step.rank % len(hands)]
-    if hand.launching or hand.done_count != len(run.script):
-        return False
+    if hand.launching or hand.done_count != len(run.script) or not run.script:
+        return False  # what survived a death is told with the first batch
     hand.rank.note("compares its tables")
     hand.rank.client.check_tables()
     return True
 
 
-def die(run: "StressRun", step: Die) -> bool:
+def rest(run: PlayedRun, step: Rest) -> bool:
+    """Have everything that was begun happen, and compare all that is live on every rank."""
+    if run.scheduler.launching or not run.script:
+        return False  # what is decided meanwhile, or survived a death, is not applied yet
+    for hand in run.stage.hands:
+        run.follow(hand, len(run.script))
+    run.come_to_rest()
+    check_at_rest(run)
+    return True
+
+
+def die(run: PlayedRun, step: Die) -> bool:
     """Let one rank die, or all of them."""
     count = run.program.ranks_count
     run.die(range(count) if step.all_die else [step.rank % count])
@@ -73,18 +84,18 @@ def die(run: "StressRun", step: Die) -> bool:
 # ---- copies and transfers -----------------------------------------------------------------------
 
 
-def fail_copy(run: "StressRun", step: FailCopy) -> bool:
+def fail_copy(run: PlayedRun, step: FailCopy) -> bool:
     """Have a rank report as failed a copy that is over on it and that it did not report."""
     ranks = run.stage.ranks
     rank = ranks[step.rank % len(ranks)]
     running = [copy.number for copy in run.model.copies.values() if copy.submitted]
-    for number in run.scheduler.pick(running, step.pick_index):
+    for number in run.scheduler.pick(running, step.pick_index, len(running)):
         try:
             end = rank.client.session.applier.copies.end_of(number)
         except ReplyError:
-            return False  # this rank did not come to it yet
+            continue  # this rank did not come to it yet
         if end is None:
-            return False
+            continue
         rank.note(f"reports copy {number}")
         end.synchronize(DEADLINE_MS)
         rank.client.fact(CopyEnded(number, failed=True))
@@ -92,7 +103,7 @@ def fail_copy(run: "StressRun", step: FailCopy) -> bool:
     return False
 
 
-def let_go(run: "StressRun", step: LetGo) -> bool:
+def let_go(run: PlayedRun, step: LetGo) -> bool:
     """Let the peers of a transfer begin, on all ranks."""
     published = [one.number for one in run.model.transfers.values() if one.published]
     for number in run.scheduler.pick(published, step.pick_index):
@@ -102,7 +113,7 @@ def let_go(run: "StressRun", step: LetGo) -> bool:
     return False
 
 
-def end_transfer(run: "StressRun", step: EndTransfer) -> bool:
+def end_transfer(run: PlayedRun, step: EndTransfer) -> bool:
     """Have a rank report how a transfer ended there."""
     ranks = run.stage.ranks
     rank = ranks[step.rank % len(ranks)]
@@ -112,7 +123,7 @@ def end_transfer(run: "StressRun", step: EndTransfer) -> bool:
 
 
 def report_transfer(
-    run: "StressRun", rank: PlayedRank[Any], peer: PlayedPeer, *, failed: bool, proven: bool
+    run: PlayedRun, rank: PlayedRank[Any], peer: PlayedPeer, *, failed: bool, proven: bool
 ) -> bool:
     """Report the end of a transfer as far as it is known; return whether anything was reported."""
     number = peer.plan.number
@@ -136,20 +147,26 @@ def report_transfer(
 # ---- wrong use ----------------------------------------------------------------------------------
 
 
-def misuse(run: "StressRun", step: Misuse) -> bool:
+def misuse(run: PlayedRun, step: Misuse) -> bool:
     """Ask for something wrong between two things that are not."""
-    return ask_wrong(run.scheduler, step)
+    name = ask_wrong(run.scheduler, step)
+    if name:
+        run.counts[f"misuse {name}"] += 1
+    return bool(name)
 
 
-def ask_wrong(scheduler: Scheduler, step: Misuse) -> bool:
-    """Send a batch that holds something wrong."""
+def ask_wrong(scheduler: Scheduler, step: Misuse) -> str:
+    """Send a batch that holds something wrong; return what, empty where there is nobody for it."""
     if scheduler.has_asked:
         scheduler.send()
-    ask = MISUSES[step.kind_index % len(MISUSES)](scheduler, step.pick_index)
-    if ask is None:
-        return False
+    for make in scheduler.pick(MISUSES, step.kind_index, len(MISUSES)):
+        ask = make(scheduler, step.pick_index)
+        if ask is not None:
+            break
+    else:
+        return ""
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.ask(ask)
     scheduler.ask(lambda batch: batch.relief([0] * len(scheduler.contents.bands)))
     scheduler.send(misused=True)
-    return True
+    return make.__name__.strip("_")

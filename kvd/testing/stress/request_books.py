@@ -5,7 +5,6 @@ and promise follows from what was asked, and an outcome has to say exactly that.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from kvd.alloc.demand import DemandShape, RequestShape, request_demand, steady_demand
 from kvd.alloc.purpose import DemandPurpose
@@ -20,36 +19,46 @@ Due = tuple[int, int]
 """A program, and the count of its batches with whose end something is over."""
 
 
-@dataclass(slots=True, eq=False)
 class Held:
     """One admitted request: what it may take and what it holds."""
 
-    request: int
-    row_index: int
-    prompt_tokens: int
-    total_tokens: int
-    chunk_tokens: int
-    peak_units: list[int]
-    lapses_at: Due | None
-    tokens: int = 0
-    computed_tokens: int = 0
-    prefilling: bool = True
-    promised: bool = True
-    slot: int | None = None
-    pages: list[int] = field(default_factory=list[int])
-    """Every page, in the order of the sequence."""
-    dropped_pages: dict[int, int] = field(default_factory=dict[int, int])
-    """Per window band: pages at the start that slid out."""
+    def __init__(
+        self,
+        request: int,
+        row_index: int,
+        *,
+        prompt_tokens: int,
+        total_tokens: int,
+        chunk_tokens: int,
+        peak_units: UnitCounts,
+        lapses_at: Due | None,
+    ) -> None:
+        self.request = request
+        self.row_index = row_index
+        self.prompt_tokens = prompt_tokens
+        self.total_tokens = total_tokens
+        self.chunk_tokens = chunk_tokens
+        self.peak_units = list(peak_units)
+        self.lapses_at = lapses_at
+        self.tokens = 0
+        self.computed_tokens = 0
+        self.prefilling = True
+        self.promised = True
+        self.slot: int | None = None
+        self.pages: list[int] = []
+        """Every page, in the order of the sequence."""
+        self.dropped_pages: dict[int, int] = {}
+        """Per window band: pages at the start that slid out."""
 
 
-@dataclass(slots=True)
 class HeldValue:
     """What a value holds."""
 
-    pages: list[int]
-    bound: dict[int, list[int]]
-    """Per window band: the pages that have a unit there."""
-    slot: int | None
+    def __init__(self, pages: list[int], bound: dict[int, list[int]], slot: int | None) -> None:
+        self.pages = pages
+        self.bound = bound
+        """Per window band: the pages that have a unit there."""
+        self.slot = slot
 
 
 class RequestBooks:
@@ -197,7 +206,13 @@ class RequestBooks:
         )
         peak = self.price(DemandPurpose.ADMIT, prompt, new_tokens, chunk_tokens)
         held = Held(
-            request, row_index, prompt, prompt + new_tokens, chunk_tokens, list(peak), lapses_at
+            request,
+            row_index,
+            prompt_tokens=prompt,
+            total_tokens=prompt + new_tokens,
+            chunk_tokens=chunk_tokens,
+            peak_units=peak,
+            lapses_at=lapses_at,
         )
         self.held[request] = held
         self.highest_request = max(self.highest_request, request)
@@ -234,8 +249,8 @@ class RequestBooks:
         places: list[tuple[Held, int]] = []
         slotless: list[Held] = []
         for held, tokens in taking:
-            pages, first = self.need(held, tokens)[self.owner], len(held.pages)
-            places += [(held, first + more) for more in range(pages)]
+            first, count = len(held.pages), self.need(held, tokens)[self.owner]
+            places += [(held, first + more) for more in range(count)]
             if self.state is not None and held.slot is None:
                 slotless.append(held)
             held.tokens += tokens

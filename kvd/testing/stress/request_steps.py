@@ -1,5 +1,7 @@
 """Steps on requests and forwards: what each of them asks, picked among who is there."""
 
+from functools import partial
+
 from kvd.testing.stress.program import (
     Abort,
     Admit,
@@ -70,24 +72,25 @@ def ask_again(scheduler: Scheduler, step: AskAgain) -> bool:
         for one in scheduler.model.waiting.values()
         if scheduler.is_free_for("request", one.number, Touch.CHANGES)
     ]
-    for one in scheduler.pick(waiting, step.pick_index):
-        most = min(one.prompt_tokens, scheduler.limits.chunk_tokens)
-        takes = [(step.take_tokens - 1) % most + 1] if step.take_tokens else None
-        victims = scheduler.victims(step.victims_count % 4, step.first_victim_index)
+    chosen = scheduler.pick_one(waiting, step.pick_index)
+    if chosen is None:
+        return False
+    most = min(chosen.prompt_tokens, scheduler.limits.chunk_tokens)
+    takes = [(step.take_tokens - 1) % most + 1] if step.take_tokens else None
+    victims = scheduler.victims(step.victims_count % 4, step.first_victim_index)
 
-        def ask(batch: Batch) -> None:
-            batch.admit(
-                [one.number],
-                prompt_tokens=[one.prompt_tokens],
-                new_tokens_max=[one.new_tokens],
-                take_tokens=takes,
-                victims=victims,
-            )
+    def ask(batch: Batch) -> None:
+        batch.admit(
+            [chosen.number],
+            prompt_tokens=[chosen.prompt_tokens],
+            new_tokens_max=[chosen.new_tokens],
+            take_tokens=takes,
+            victims=victims,
+        )
 
-        scheduler.ask(ask)
-        scheduler.touch("request", [one.number, *victims], Touch.CHANGES)
-        return True
-    return False
+    scheduler.ask(ask)
+    scheduler.touch("request", [chosen.number, *victims], Touch.CHANGES)
+    return True
 
 
 def give_up(scheduler: Scheduler, step: GiveUp) -> bool:
@@ -106,7 +109,8 @@ def give_up(scheduler: Scheduler, step: GiveUp) -> bool:
 
 def extend(scheduler: Scheduler, step: Extend) -> bool:
     """Grow requests, up to twice their chunk, within the context."""
-    chosen = [request.number for request in scheduler.pick(scheduler.running(), step.pick_index, step.count % 4 + 1)]
+    picked = scheduler.pick(scheduler.running(), step.pick_index, step.count % 4 + 1)
+    chosen = [request.number for request in picked]
     scheduler.calm("request", chosen, Touch.GROWS)
     ids: list[int] = []
     each: list[int] = []
@@ -190,14 +194,20 @@ def stand(scheduler: Scheduler, step: Stand) -> bool:
     # An operation that names somebody who is refused is skipped as a whole.
     fresh = [number for number in chosen if number in batch.opened]
     joining = [number for number in chosen if number not in inside and number not in fresh]
-    for add, remove in ((joining, inside), *[([number], []) for number in fresh if number not in inside]):
-        if add or remove:
-            scheduler.ask(lambda batch, add=add, remove=remove: batch.standing(add, remove))
+    if joining or inside:
+        scheduler.ask(lambda batch: batch.standing(joining, inside))
+    for number in fresh:
+        if number not in inside:
+            scheduler.ask(partial(_join, number))
     batch.standing.update(dict.fromkeys(inside, False))
     batch.standing.update(dict.fromkeys(joining, True))
     scheduler.touch("request", [*joining, *inside], Touch.GROWS)
     scheduler.touch("request", fresh, Touch.CHANGES)
     return True
+
+
+def _join(number: int, batch: Batch) -> None:
+    batch.standing([number])
 
 
 def advance(scheduler: Scheduler, step: Advance) -> bool:
@@ -254,9 +264,7 @@ def _ending(scheduler: Scheduler) -> list[int]:
 def launch(scheduler: Scheduler, step: Launch) -> bool:
     """Begin a forward over requests that may run."""
     scheduler.prepare_launch()
-    fitting = [
-        request.number for request in scheduler.running() if scheduler.may_run(request)
-    ]
+    fitting = [request.number for request in scheduler.running() if scheduler.may_run(request)]
     standing = list(scheduler.model.standing)
     runs_standing = step.standing and bool(standing) and all(one in fitting for one in standing)
     if runs_standing:
@@ -314,9 +322,7 @@ def relief(scheduler: Scheduler, step: Relief) -> bool:
 def reset_sink(scheduler: Scheduler, step: ResetSink) -> bool:
     """Have a forward leave something in the sink, and then have that filled with zero."""
     scheduler.prepare_launch()
-    fitting = [
-        request.number for request in scheduler.running() if scheduler.may_run(request)
-    ]
+    fitting = [request.number for request in scheduler.running() if scheduler.may_run(request)]
     if fitting:
         writes = tuple(fitting[:1])
         scheduler.open_launch(

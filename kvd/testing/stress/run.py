@@ -7,21 +7,23 @@ decided. After every step all that was found wrong so far is raised.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from msgspec import structs
 
 from kvd.engine.legacy import Legacy
-from kvd.errors import OperationError
+from kvd.errors import OperationError, StressFailure
 from kvd.testing.in_process import FIRST, IncarnationNumber, InProcessTransport, RankMemories
 from kvd.testing.modelled.device import ModelledDevice
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.modelled.world import World
 from kvd.testing.stress.contents import Contents
-from kvd.testing.stress.failure import CheckName, StressFailure, failure_of
+from kvd.testing.stress.coverage import note_outcome, note_released
+from kvd.testing.stress.failure import CheckName, failure_of
 from kvd.testing.stress.finish import finish
 from kvd.testing.stress.forwards import plan_forward
 from kvd.testing.stress.hand import Hand
@@ -37,9 +39,10 @@ from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import stress_stage
 from kvd.testing.stress.stage import StressRanks, attach_client, poisoned_memories
 from kvd.testing.stress.steps import UNCOUNTED, play_step
+from kvd.testing.stress.twin import Twin
 from kvd_proto.codec import decode_entry, encode
 from kvd_proto.operations import AnyOwnEntry, Operation, Released
-from kvd_proto.outcomes import Outcome, Pump, Refusal
+from kvd_proto.outcomes import Outcome, ReleasedResult
 
 ORACLE_PERMILLE: Final = 100
 """Share of the operations whose answers are found again by trying every layout."""
@@ -51,7 +54,7 @@ INCARNATIONS_MAX: Final = 1_000_003
 """Incarnations of one run, so that no two runs draw alike."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Result:
     """What came of a run."""
 
@@ -68,6 +71,10 @@ class Result:
 
 class StressRun:
     """One run of a program; `play` its steps in order, then `end` it."""
+
+    world: World | None = None
+    """What plays all devices; None for devices that run by themselves."""
+    oracle: Oracle
 
     def __init__(self, program: Program, *, oracle_permille: int = ORACLE_PERMILLE) -> None:
         """Attach the ranks of a program; its steps are not looked at.
@@ -102,9 +109,10 @@ class StressRun:
 
     def attach_rank(self, index: int, transport: InProcessTransport) -> PlayedRank[Any]:
         """Attach a rank."""
-        plan = self.built.storage.storage
-        device = ModelledDevice(self.world, rank=str(index), plan=plan, declares_only=True)
-        self.world.note = f"rank {index}, attach"
+        plan, world = self.built.storage.storage, self.world
+        assert world is not None
+        device = ModelledDevice(world, rank=str(index), plan=plan, declares_only=True)
+        world.note = f"rank {index}, attach"
         client = attach_client(
             self.program, self.built, index=index, transport=transport, device=device
         )
@@ -112,11 +120,21 @@ class StressRun:
 
     def advance(self, actions_count: int) -> bool:
         """Let some actions of the devices run; return whether there were any."""
+        assert self.world is not None
         return self.world.advance(actions_count) > 0
 
     def run_dry(self) -> None:
         """Let everything run that is enqueued."""
+        assert self.world is not None
         self.world.run()
+
+    def come_to_rest(self) -> None:
+        """Let everything run that can: what a peer holds back may stay."""
+        if self.world is None:
+            self.run_dry()
+        else:
+            while self.world.step():
+                pass
 
     # ---- incarnations ---------------------------------------------------------------------------
 
@@ -143,6 +161,7 @@ class StressRun:
             share_permille=self.oracle_permille,
             before=self.oracle if survives else None,
         )
+        self.twin = Twin(self.stage.incarnation.engine, seed=program.seed_index)
         self.stage.incarnation.watcher = self
 
     def _schedule(self, model: Model) -> None:
@@ -172,6 +191,8 @@ class StressRun:
             contents.adopt(decode_entry(record.entry).outcome, before.contents)
         survivors = self.stage.ranks[0].client.values
         self.counts["survived"] += len(survivors)
+        self.counts["redone"] += any(redo)
+        self.counts["died all" if len(killed) == len(self.ranks) else "died one"] += 1
         self._schedule(Model.after(before, contents, survivors))
 
     @property
@@ -188,7 +209,7 @@ class StressRun:
 
     def _carry(self, part: Part) -> None:
         self.script.append(part)
-        self.first.do(part, first=True)
+        self._do(self.first, part, first=True)
         if isinstance(part, SendBatch):
             part.peers, self.model.peers = self.model.peers, []
             self.first.rank.expect_peers(part.peers, part.position)
@@ -201,8 +222,22 @@ class StressRun:
         """Have a rank do what the first one did; return how many parts that were."""
         parts = self.script[hand.done_count : hand.done_count + count]
         for part in parts:
-            hand.do(part, first=False)
+            self._do(hand, part, first=False)
         return len(parts)
+
+    def _do(self, hand: Hand[PlayedRank[Any]], part: Part, *, first: bool) -> None:
+        """Have a rank do a part, in which it waits for a device only to say that steps are over."""
+        world = self.world
+        ran_count = 0 if world is None else world.ran_count
+        hand.do(part, first=first)
+        if world is None or (isinstance(part, SendBatch) and part.processed):
+            return
+        if world.ran_count != ran_count:
+            raise StressFailure(
+                CheckName.HOST_WAIT,
+                f"rank {hand.rank.index} waited for a device in a {type(part).__name__} in which "
+                "no step is over",
+            )
 
     def _plan_forward(self, part: OpenLaunch) -> ForwardPlan:
         model, step = self.model, self.scheduler.launched_count + 1
@@ -229,19 +264,21 @@ class StressRun:
     def after(self, operation: Operation, outcome: Outcome) -> None:
         """See what was decided."""
         self.oracle.after(PROGRAM, operation, outcome)
-        self._digest.update(encode(outcome))
-        result = outcome.result
-        if isinstance(result, Refusal):
-            self.counts[f"refused {result.reason.value}"] += 1
-        elif isinstance(result, Pump):
-            self.counts["pump"] += 1
+        encoded = encode(outcome)
+        self._digest.update(encoded)
+        self.twin.after(PROGRAM, operation, outcome, encoded)
+        note_outcome(self.counts, operation, outcome)
         self.model.note(operation, outcome)
 
     def own(self, entry: AnyOwnEntry, outcome: Outcome) -> None:
         """See an entry of the daemon's own."""
+        encoded = encode(outcome)
+        self._digest.update(encoded)
         if isinstance(entry, Released):
             self.oracle.released(entry)
-        self._digest.update(encode(outcome))
+            self.twin.released(entry, outcome, encoded)
+        if isinstance(outcome.result, ReleasedResult):
+            note_released(self.counts, outcome.result)
         self.model.note_own(outcome)
         for copy in self.model.ended_backups:
             for rank in self.stage.ranks:
@@ -251,7 +288,9 @@ class StressRun:
 
     def aborted(self, step: int) -> None:
         """See a rank's word, which is news, that it left a launch."""
+        self.counts["step aborted"] += 1
         self.oracle.aborted(step)
+        self.twin.aborted(step)
 
     # ---- steps ----------------------------------------------------------------------------------
 
@@ -283,7 +322,7 @@ class StressRun:
         return digest.hexdigest()
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _failing(self) -> Generator[None]:
         """Raise what comes out of a step as the failure of a check."""
         try:
             yield
@@ -292,12 +331,15 @@ class StressRun:
             raise
         except Exception as error:  # rim: whatever the code under test raises is a finding
             broken = self.stage.incarnation.broken
-            failure = failure_of(broken or error, in_engine=broken is not None)
-            failure.step_index = self.step_index
-            raise failure from (broken or error)
+            found = failure_of(broken or error, in_engine=broken is not None)
+            found.step_index = self.step_index
+            raise found from (broken or error)
 
     def look(self) -> None:
         """Raise what was found wrong so far."""
+        broken = self.stage.incarnation.broken
+        if broken is not None:  # what was on its way to a rank may have been taken for news
+            raise broken
         for rank in self.stage.ranks:
             rank.post_peers()
             if rank.findings:
@@ -331,6 +373,8 @@ def run_steps(
         failure = found
     finally:
         run.close()
+    run.counts["decisions judged"] += run.oracle.judged_count
+    run.counts["decisions strictly checked"] += run.twin.strict_count
     return Result(
         program=structs.replace(program, steps=tuple(played)),
         operations_count=operations_count,
@@ -340,6 +384,7 @@ def run_steps(
     )
 
 
-def run(program: Program) -> Result:
+def run(program: Program, *, oracle_permille: int = ORACLE_PERMILLE) -> Result:
     """Play a whole program."""
-    return run_steps(program, program.steps)
+    begin = partial(StressRun, oracle_permille=oracle_permille)
+    return run_steps(program, program.steps, begin=begin)

@@ -105,7 +105,8 @@ class Scheduler:
         if self.launching and not self.overlap:
             self.close_launch()
         batch, self.batch = self.batch, OpenBatch()
-        self._carry(SendBatch(batch.asks, batch.processed, batch.fills, misused=misused))
+        part = SendBatch(batch.asks, processed=batch.processed, fills=batch.fills, misused=misused)
+        self._carry(part)
         self.idle = batch.idles
         self.has_notices = False
 
@@ -215,6 +216,10 @@ class Scheduler:
             and self.is_free_for("request", request.number, Touch.CHANGES)
         ]
         return self.pick(fitting, first_index, count) if count else []
+
+    def pick_one(self, those: Sequence[T], index: int) -> T | None:
+        """Return the one at a place modulo how many there are; None if there is none."""
+        return those[index % len(those)] if those else None
 
     # ---- host pools -----------------------------------------------------------------------------
 

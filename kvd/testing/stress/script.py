@@ -5,12 +5,14 @@ ended. Ranks are apart by as many parts as the program has them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kvd.testing.stress.contents import Indices, Tags
-from kvd.testing.stress.plans import ForwardPlan, PeerPlan
 from kvd_client import Batch
+
+if TYPE_CHECKING:
+    from kvd.testing.stress.plans import ForwardPlan, PeerPlan
 
 Ask: TypeAlias = Callable[[Batch], object]
 """Adds one operation to a batch."""
@@ -25,45 +27,55 @@ class Fill(NamedTuple):
     """Words of a unit per place."""
 
 
-@dataclass(slots=True)
 class SendBatch:
-    """A batch of operations."""
+    """A batch of operations, and what came of it once the first rank has sent it."""
 
-    asks: list[Ask]
-    processed: list[int]
-    fills: list[Fill]
-    misused: bool = False
-    """The batch holds wrong use, which has to be called that."""
-    record: bytes = b""
-    """What followers need to follow it."""
-    position: int = 0
-    """Up to where the first rank knows the log behind it."""
-    error: str | None = None
-    """What the first rank was told about wrong use in it; None if all was well."""
-    peers: list[PeerPlan] = field(default_factory=list[PeerPlan])
-    """Transfers whose places were resolved in it."""
+    def __init__(
+        self, asks: list[Ask], *, processed: list[int], fills: list[Fill], misused: bool
+    ) -> None:
+        self.asks = asks
+        self.processed = processed
+        self.fills = fills
+        self.misused = misused
+        """The batch holds wrong use, which has to be called that."""
+        self.record = b""
+        """What followers need to follow it."""
+        self.position = 0
+        """Up to where the first rank knows the log behind it."""
+        self.error: str | None = None
+        """What the first rank was told about wrong use in it; None if all was well."""
+        self.peers: list[PeerPlan] = []
+        """Transfers whose places were resolved in it."""
 
 
-@dataclass(slots=True)
 class OpenLaunch:
-    """The beginning of a forward."""
+    """The beginning of a forward, and where it began once the first rank has launched it."""
 
-    runners: tuple[int, ...]
-    """Who runs: requests, by number."""
-    writes: tuple[int, ...] | None
-    """Requests that it states to write; None where nothing is stated."""
-    standing: bool
-    """The write set is stated as the standing set."""
-    silent: bool
-    dirties_sink: bool = False
-    """It leaves something in the sink, as a graph's capture does."""
-    step: int = 0
-    position: int = 0
-    plan: ForwardPlan | None = None
-    """What it does, worked out when the first rank launches it."""
+    def __init__(
+        self,
+        runners: tuple[int, ...],
+        writes: tuple[int, ...] | None,
+        *,
+        standing: bool,
+        silent: bool,
+        dirties_sink: bool = False,
+    ) -> None:
+        self.runners = runners
+        """Who runs: requests, by number."""
+        self.writes = writes
+        """Requests that it states to write; None where nothing is stated."""
+        self.standing = standing
+        """The write set is stated as the standing set."""
+        self.silent = silent
+        self.dirties_sink = dirties_sink
+        """It leaves something in the sink, as a graph's capture does."""
+        self.step = 0
+        self.position = 0
+        self.plan: ForwardPlan | None = None
+        """What it does, worked out when the first rank launches it."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CloseLaunch:
     """The end of a launch block; by an exception on the first rank if ``aborts``."""
 

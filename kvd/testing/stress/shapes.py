@@ -208,8 +208,11 @@ def servable_prompt_tokens(name: str, *, overlap: bool, new_tokens: int) -> int:
     built = stress_stage(name, overlap=overlap)
     engine = StageEngine(built.storage, level=CheckLevel.OFF)
     for request, prompt in enumerate(range(built.layers.context_tokens - new_tokens, 0, -1), 1):
-        columns = [np.array([count], dtype="<i4").tobytes() for count in (prompt, new_tokens)]
-        asked = Admit(np.array([request], dtype="<i8").tobytes(), *columns)
+        asked = Admit(
+            np.array([request], dtype="<i8").tobytes(),
+            np.array([prompt], dtype="<i4").tobytes(),
+            np.array([new_tokens], dtype="<i4").tobytes(),
+        )
         outcome = engine.decide(0, asked)
         assert isinstance(outcome.result, AdmitResult)
         granted = columns_of(outcome)[outcome.result.new_tokens]

@@ -8,10 +8,12 @@ the same failing program is shrunk to the same one everywhere.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from msgspec import structs
 
+from kvd.errors import WorkloadError
+from kvd.testing.stress.judge import PERMILLE
 from kvd.testing.stress.program import RANKS_MIN, AnyStep, Program
 from kvd.testing.stress.run import run
 
@@ -43,34 +45,31 @@ class Shrunk:
     """Whether it ended because runs were used up: more of them might make it smaller still."""
 
 
-class _ExhaustedError(Exception):
-    """All runs are used up."""
-
-
 def attempt(program: Program) -> Failing | None:
-    """Play a program, whole, and say how it failed."""
-    failure = run(program).failure
+    """Play a program, whole, with every answer found again, and say how it failed.
+
+    Which answers a share of them would be depends on what came before, so on what is left out.
+    """
+    failure = run(program, oracle_permille=PERMILLE).failure
     return None if failure is None else Failing(failure.check, failure.step_index + 1)
 
 
 def shrink(program: Program, played: Try, *, runs_max: int = RUNS_MAX) -> Shrunk:
     """Return a program of which nothing can be left out or made smaller, one change at a time.
 
-    The first run is of the program as it is. Raises ValueError if that does not fail, or if there
-    is no run to make.
+    The first run is of the program as it is. Raises WorkloadError if that does not fail, or if
+    there is no run to make.
     """
     if runs_max < 1:
-        raise ValueError(f"runs_max is {runs_max}; a program has to be run once at least")
+        raise WorkloadError(f"runs_max is {runs_max}; a program has to be run once at least")
     failing = played(program)
     if failing is None:
-        raise ValueError("the program does not fail, so there is nothing to shrink")
+        raise WorkloadError("the program does not fail, so there is nothing to shrink")
     shrinking = _Shrinking(program, failing, played, runs_max)
-    exhausted = False
-    try:
-        shrinking.descend()
-    except _ExhaustedError:
-        exhausted = True
-    return Shrunk(shrinking.program, failing.check, shrinking.runs_count, exhausted)
+    shrinking.descend()
+    return Shrunk(
+        shrinking.program, failing.check, shrinking.runs_count, exhausted=shrinking.exhausted
+    )
 
 
 class _Shrinking:
@@ -79,6 +78,7 @@ class _Shrinking:
     def __init__(self, program: Program, failing: Failing, played: Try, runs_max: int) -> None:
         self.program = _cut(program, failing)
         self.runs_count = 1
+        self.exhausted = False
         self._check = failing.check
         self._played = played
         self._runs_max = runs_max
@@ -100,7 +100,9 @@ class _Shrinking:
         if candidate in self._known:
             return False
         if self.runs_count >= self._runs_max:
-            raise _ExhaustedError
+            self.exhausted = True
+        if self.exhausted:
+            return False
         self._known.add(candidate)
         self.runs_count += 1
         failing = self._played(candidate)
@@ -168,8 +170,9 @@ def _changes(step: AnyStep) -> Iterator[Change]:
         value: object = getattr(step, field.name)
         for smaller in (_plainest, _half, _one_less):
             yield _changed(field.name, smaller)
-            if isinstance(value, tuple):
-                for place in range(len(value)):
+        if isinstance(value, tuple):
+            for place in range(len(cast("tuple[int, ...]", value))):
+                for smaller in (_plainest, _half, _one_less):
                     yield _changed(field.name, _at(place, smaller))
 
 
@@ -179,9 +182,9 @@ def _changed(name: str, smaller: Callable[[Any], Any]) -> Change:
 
 def _at(place: int, smaller: Callable[[Any], Any]) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
     """Return the change of one number of a list, if the list still has it."""
-    return lambda numbers: tuple([
-        smaller(number) if index == place else number for index, number in enumerate(numbers)
-    ])  # fmt: skip
+    return lambda numbers: tuple(
+        [smaller(number) if index == place else number for index, number in enumerate(numbers)]
+    )
 
 
 def _plainest(value: Any) -> Any:
@@ -192,12 +195,13 @@ def _plainest(value: Any) -> Any:
 def _half(value: Any) -> Any:
     """Return half of a number, rounded down, or the first half of a list."""
     if isinstance(value, tuple):
-        return value[: len(value) // 2]
+        numbers = cast("tuple[int, ...]", value)
+        return numbers[: len(numbers) // 2]
     return value if isinstance(value, bool) else value // 2
 
 
 def _one_less(value: Any) -> Any:
     """Return one less, or a list without its last number."""
     if isinstance(value, tuple):
-        return value[:-1]
+        return cast("tuple[int, ...]", value)[:-1]
     return value if isinstance(value, bool) else max(0, value - 1)

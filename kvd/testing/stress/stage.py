@@ -1,7 +1,8 @@
 """One incarnation of a stress run: an engine that is watched, and all ranks attached to it."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 from kvd.alloc.checks import CheckLevel
@@ -69,22 +70,21 @@ class WatchedIncarnation(Incarnation):
         watcher = self.watcher
         if watcher is None:
             return super()._decide(program, operation)
-        watcher.before(operation)
-        try:
-            outcome = super()._decide(program, operation)
-        except OperationError as error:
-            watcher.wrong(operation, error)
-            raise
-        except Exception as error:  # rim: the run reports it as a finding about the engine
-            self.broken = error
-            raise
-        watcher.after(operation, outcome)
+        with self._keeping():
+            watcher.before(operation)
+            try:
+                outcome = super()._decide(program, operation)
+            except OperationError as error:
+                watcher.wrong(operation, error)
+                raise
+            watcher.after(operation, outcome)
         return outcome
 
     def _append(self, program: int, index: int, body: bytes, outcome: Outcome) -> None:
         super()._append(program, index, body, outcome)
         if self.watcher is not None and program == OWN_PROGRAM:
-            self.watcher.own(decode_own_entry(body), outcome)
+            with self._keeping():
+                self.watcher.own(decode_own_entry(body), outcome)
 
     def _is_news(self, rank: int, fact: AnyFact, body: bytes) -> bool:
         news = super()._is_news(rank, fact, body)
@@ -94,18 +94,23 @@ class WatchedIncarnation(Incarnation):
 
     def settle(self) -> None:
         """Do what the newest batch left for after its reply."""
-        try:
+        with self._keeping():
             super().settle()
-        except Exception as error:  # rim: the run reports it as a finding about the engine
-            self.broken = error
-            raise
 
     def fact(self, rank: int, body: bytes) -> RankFailed | None:
         """Log one rank's statement once."""
-        try:
+        with self._keeping():
             return super().fact(rank, body)
-        except Exception as error:  # rim: the run reports it as a finding about the engine
-            self.broken = error
+
+    @contextmanager
+    def _keeping(self) -> Generator[None]:
+        """Keep what is raised that is no answer: on its way to a rank it loses its name."""
+        try:
+            yield
+        except OperationError:
+            raise
+        except Exception as error:  # rim: the run reports it as a finding
+            self.broken = self.broken or error
             raise
 
 

@@ -1,9 +1,10 @@
 """What each step of a program does in a run."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from kvd.testing.stress import rank_steps, request_steps, transfer_steps, value_steps
+from kvd.testing.stress.played_run import PlayedRun
 from kvd.testing.stress.program import (
     Abort,
     Admit,
@@ -40,16 +41,14 @@ from kvd.testing.stress.program import (
     Record,
     Relief,
     ResetSink,
+    Rest,
     Send,
     Stand,
 )
 from kvd.testing.stress.scheduler import Scheduler
 
-if TYPE_CHECKING:
-    from kvd.testing.stress.run import StressRun
-
 ScheduledStep: TypeAlias = Callable[[Scheduler, Any], bool]
-RankStep: TypeAlias = "Callable[[StressRun, Any], bool]"
+RankStep: TypeAlias = Callable[[PlayedRun, Any], bool]
 
 SCHEDULED: Final[dict[type[AnyStep], ScheduledStep]] = {
     Admit: request_steps.admit,
@@ -91,15 +90,16 @@ ON_RANKS: Final[dict[type[AnyStep], RankStep]] = {
     Follow: rank_steps.follow,
     Lead: rank_steps.lead,
     CheckTables: rank_steps.check_tables,
+    Rest: rank_steps.rest,
     Die: rank_steps.die,
 }
 """Steps that need ranks and their devices."""
 
-UNCOUNTED: Final = (Play, Follow, Lead, CheckTables)
+UNCOUNTED: Final = (Play, Follow, Lead, CheckTables, Rest)
 """Steps that are none of a scheduler's: they only say what runs when."""
 
 
-def play_step(run: "StressRun", step: AnyStep) -> bool:
+def play_step(run: PlayedRun, step: AnyStep) -> bool:
     """Play one step; return whether anything fitted it."""
     scheduled = SCHEDULED.get(type(step))
     if scheduled is None:

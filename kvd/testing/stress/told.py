@@ -1,6 +1,5 @@
 """What an outcome tells about units, names, rows and slots, taken apart for whoever compares it."""
 
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -52,25 +51,26 @@ class ToldCopy(NamedTuple):
     units: list[int]
 
 
-@dataclass(slots=True)
 class Told:
     """The effects of one outcome by kind, each kind in order."""
 
-    columns: list[list[int]]
-    waits: list[Signal] = field(default_factory=list[Signal])
-    unnamed: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
-    """Bands and names of theirs that read as the sink from now on."""
-    moves: list[ToldMove] = field(default_factory=list[ToldMove])
-    named: list[ToldNames] = field(default_factory=list[ToldNames])
-    zeroed: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
-    rows: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    """Row, place and page."""
-    slots: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Row and slot, 0 for none."""
-    cleared_slots: list[int] = field(default_factory=list[int])
-    reset_rows: list[int] = field(default_factory=list[int])
-    copies: list[ToldCopy] = field(default_factory=list[ToldCopy])
-    zeroes_sink: bool = False
+    def __init__(self, columns: list[list[int]]) -> None:
+        self.columns = columns
+        self.waits: list[Signal] = []
+        self.unnamed: list[tuple[int, list[int]]] = []
+        """Bands and names of theirs that read as the sink from now on."""
+        self.moves: list[ToldMove] = []
+        self.named: list[ToldNames] = []
+        self.zeroed: list[tuple[int, list[int]]] = []
+        """Bands and units of theirs."""
+        self.rows: list[tuple[int, int, int]] = []
+        """Row, place and page."""
+        self.slots: list[tuple[int, int]] = []
+        """Row and slot, 0 for none."""
+        self.cleared_slots: list[int] = []
+        self.reset_rows: list[int] = []
+        self.copies: list[ToldCopy] = []
+        self.zeroes_sink = False
 
     def column(self, column: Column) -> list[int]:
         """Return a column; none at all is an empty one."""

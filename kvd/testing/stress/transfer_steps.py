@@ -61,9 +61,7 @@ def _propose(
 ) -> tuple[int, dict[str, Indices]]:
     model = scheduler.model
     number = model.take_number("transfer")
-    model.proposed_transfers[number] = Transfer(
-        number, owner, virtual, writes=writes, published=False
-    )
+    model.proposed_transfers[number] = Transfer(number, owner, virtual, writes=writes)
     scheduler.batch.names_units = True
     scheduler.touch(_kind(owner), [owner.number], Touch.CHANGES)
     names = [band.name for band in scheduler.contents.bands]
@@ -100,32 +98,32 @@ def _kind(owner: Request | Value) -> str:
     return "value" if isinstance(owner, Value) else "request"
 
 
-def _held(scheduler: Scheduler, index: int) -> list[Transfer]:
+def _held(scheduler: Scheduler, index: int) -> Transfer | None:
     """Return a held transfer, picked; whatever touches its owner is sent before."""
     transfers = scheduler.model.transfers
-    held = [one for one in transfers.values() if not one.published]
-    chosen = scheduler.pick(held, index)
-    for transfer in chosen:
-        scheduler.calm(_kind(transfer.owner), [transfer.owner.number], Touch.CHANGES)
-    return [one for one in chosen if one.number in transfers and not one.published]
+    chosen = scheduler.pick_one([one for one in transfers.values() if not one.published], index)
+    if chosen is None:
+        return None
+    scheduler.calm(_kind(chosen.owner), [chosen.owner.number], Touch.CHANGES)
+    return None if chosen.published or chosen.number not in transfers else chosen
 
 
 def publish(scheduler: Scheduler, step: Publish) -> bool:
     """Tell a peer where to write, once no forward is at it."""
-    for transfer in _held(scheduler, step.pick_index):
-        if not scheduler.may_be_told(transfer.owner):
-            return False
-        scheduler.ask(lambda batch: batch.publish(transfer.number))
-        scheduler.touch(_kind(transfer.owner), [transfer.owner.number], Touch.CHANGES)
-        scheduler.batch.names_units = True
-        return True
-    return False
+    transfer = _held(scheduler, step.pick_index)
+    if transfer is None or not scheduler.may_be_told(transfer.owner):
+        return False
+    scheduler.ask(lambda batch: batch.publish(transfer.number))
+    scheduler.touch(_kind(transfer.owner), [transfer.owner.number], Touch.CHANGES)
+    scheduler.batch.names_units = True
+    return True
 
 
 def cancel_hold(scheduler: Scheduler, step: CancelHold) -> bool:
     """Give up a held transfer."""
-    for transfer in _held(scheduler, step.pick_index):
-        scheduler.ask(lambda batch: batch.cancel_hold(transfer.number))
-        scheduler.touch(_kind(transfer.owner), [transfer.owner.number], Touch.CHANGES)
-        return True
-    return False
+    transfer = _held(scheduler, step.pick_index)
+    if transfer is None:
+        return False
+    scheduler.ask(lambda batch: batch.cancel_hold(transfer.number))
+    scheduler.touch(_kind(transfer.owner), [transfer.owner.number], Touch.CHANGES)
+    return True

@@ -192,6 +192,7 @@ class UnitModel:
             if grain in self._holder_of:
                 broken("pending", f"{what}, which a transfer holds back")
         self.accesses.require_clear_write(grains, what)
+        self.accesses.hand_over(grains)
         self._holder_of.update(dict.fromkeys(grains, (band, unit)))
 
     def _name(self, band: int, name: int, unit: int) -> None:

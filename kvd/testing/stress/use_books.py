@@ -5,7 +5,6 @@ States and what they pin are those of semantics section 9; the uses are opened i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from kvd.alloc.signals import copy_signal, transfer_signal
 from kvd.alloc.uses import UseKind
@@ -20,28 +19,28 @@ NameLists = Sequence[Sequence[int]]
 """Names per band, chain order."""
 
 
-@dataclass(slots=True)
 class OpenLoad:
     """A load that is not over."""
 
-    value: int
-    reserved: dict[int, list[int]]
-    """Per band: its units, in the order of taking."""
-    named: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
-    """Per band: the pages that its first units were bound to, in order."""
-    submitted: bool = False
+    def __init__(self, value: int, reserved: dict[int, list[int]]) -> None:
+        self.value = value
+        self.reserved = reserved
+        """Per band: its units, in the order of taking."""
+        self.named: dict[int, list[int]] = {}
+        """Per band: the pages that its first units were bound to, in order."""
+        self.submitted = False
 
     def nameless(self, band: int) -> list[int]:
         """Return the units of a band that have no name yet."""
         return self.reserved.get(band, [])[len(self.named.get(band, ())) :]
 
 
-@dataclass(slots=True)
 class OpenTransfer:
     """A transfer that is not over."""
 
-    names: list[list[int]]
-    state: str
+    def __init__(self, names: list[list[int]], state: str) -> None:
+        self.names = names
+        self.state = state
 
 
 class UseBooks:
@@ -199,17 +198,14 @@ class UseBooks:
         """Let a peer read units."""
         self._use_transfer(number, names, "posted")
         self._resolved(number, names, result, told)
-        writers = (
-            UseKind.LOAD_RESERVATION,
-            UseKind.RECEIVE_HOLD,
-            UseKind.NETWORK_RECEIVE,
-            UseKind.COPY_WRITE,
-        )
+        writers = (UseKind.LOAD_RESERVATION, UseKind.RECEIVE_HOLD, UseKind.NETWORK_RECEIVE)
         for band, its in enumerate(names):
             what = f"transfer {number} sends from band {self.units.name(band)}"
             grains = self.units.grains_of_names(band, its)
             for kind, signal in self.accesses.on(grains, writers):
                 broken("clearance", f"{what} what {signal.kind} {signal.number} writes ({kind})")
+            for copy in self.accesses.filling(grains):
+                broken("clearance", f"{what} what load {copy} is still to deliver")
             for step in self.accesses.writing_steps(grains) if grains else ():
                 broken("clearance", f"{what} what step {step} may write")
             self._require_loaded(band, its, what)

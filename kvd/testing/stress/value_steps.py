@@ -1,5 +1,7 @@
 """Steps on values and their copies: what each of them asks, picked among what is there."""
 
+from functools import partial
+
 import numpy as np
 
 from kvd.testing.stress.contents import BandContents, Indices
@@ -23,15 +25,17 @@ LOAD_UNITS_MAX = 5
 
 def insert(scheduler: Scheduler, step: Insert) -> bool:
     """Keep what a request holds as a value."""
-    chosen = [request.number for request in scheduler.pick(scheduler.running(), step.pick_index)]
-    scheduler.calm("request", chosen, Touch.CHANGES)
-    for number in chosen:
-        if number in scheduler.model.requests:
-            value = scheduler.model.take_number("value")
-            scheduler.ask(lambda batch: batch.insert(value, number))
-            scheduler.touch("request", [number], Touch.CHANGES)
-            return True
-    return False
+    request = scheduler.pick_one(scheduler.running(), step.pick_index)
+    if request is None:
+        return False
+    number = request.number
+    scheduler.calm("request", [number], Touch.CHANGES)
+    if number not in scheduler.model.requests:
+        return False
+    value = scheduler.model.take_number("value")
+    scheduler.ask(lambda batch: batch.insert(value, number))
+    scheduler.touch("request", [number], Touch.CHANGES)
+    return True
 
 
 def _values(scheduler: Scheduler) -> list[Value]:
@@ -63,7 +67,8 @@ def evict(scheduler: Scheduler, step: Evict) -> bool:
 
 def _missing(value: Value, band: BandContents) -> Indices:
     """Return the pages of a value that have no unit in a window band."""
-    return value.pages[band.places[value.pages] == 0]
+    missing: Indices = value.pages[band.places[value.pages] == 0]
+    return missing
 
 
 def _reserved_count(value: Value, band_index: int) -> int:
@@ -87,32 +92,35 @@ def load_reserve(scheduler: Scheduler, step: LoadReserve) -> bool:
         for value in _values(scheduler)
         if any(_missing(value, band).size > _reserved_count(value, band.index) for band in windows)
     ]
-    chosen = scheduler.pick(lacking, step.pick_index)
-    scheduler.calm("value", chosen, Touch.CHANGES)
-    for number in chosen:
-        value = scheduler.model.values.get(number)
-        if value is None:
-            continue
-        units: dict[str, int] = {}
-        for band in scheduler.pick(windows, step.band, step.windows_count % len(windows) + 1):
-            room = _missing(value, band).size - _reserved_count(value, band.index)
-            if room > 0:
-                units[band.name] = min(room, step.count % LOAD_UNITS_MAX + 1)
-        if units:
-            load = scheduler.model.take_number("copy")
-            scheduler.ask(lambda batch: batch.load_reserve(load, number, units))
-            scheduler.touch("value", [number], Touch.CHANGES)
-            return True
-    return False
+    number = scheduler.pick_one(lacking, step.pick_index)
+    if number is None:
+        return False
+    scheduler.calm("value", [number], Touch.CHANGES)
+    value = scheduler.model.values.get(number)
+    if value is None:
+        return False
+    units: dict[str, int] = {}
+    for band in scheduler.pick(windows, step.band, step.windows_count % len(windows) + 1):
+        room = _missing(value, band).size - _reserved_count(value, band.index)
+        if room > 0:
+            units[band.name] = min(room, step.count % LOAD_UNITS_MAX + 1)
+    if not units:
+        return False
+    load = scheduler.model.take_number("copy")
+    scheduler.ask(lambda batch: batch.load_reserve(load, number, units))
+    scheduler.touch("value", [number], Touch.CHANGES)
+    return True
 
 
-def _open_loads(scheduler: Scheduler, index: int) -> list[Copy]:
+def _open_load(scheduler: Scheduler, index: int) -> Copy | None:
     """Return a load that is not submitted, picked; whatever touches its value is sent before."""
-    loads = [copy for copy in scheduler.model.copies.values() if copy.loads and not copy.submitted]
-    chosen = scheduler.pick(loads, index)
-    scheduler.calm("value", [load.value for load in chosen], Touch.CHANGES)
     copies = scheduler.model.copies
-    return [load for load in chosen if load.number in copies and not load.submitted]
+    loads = [copy for copy in copies.values() if copy.loads and not copy.submitted]
+    load = scheduler.pick_one(loads, index)
+    if load is None:
+        return None
+    scheduler.calm("value", [load.value], Touch.CHANGES)
+    return None if load.submitted or load.number not in copies else load
 
 
 def _name(scheduler: Scheduler, load: Copy, count: int) -> bool:
@@ -124,84 +132,78 @@ def _name(scheduler: Scheduler, load: Copy, count: int) -> bool:
         pages = _missing(value, band)[: min(left, count)]
         if pages.size:
             named_any = True
-            scheduler.ask(
-                lambda batch, name=band.name, pages=pages: batch.load_name(load.number, name, pages)
-            )
+            scheduler.ask(partial(_ask_name, load.number, band.name, pages))
     scheduler.touch("value", [load.value], Touch.CHANGES)
     return named_any
 
 
+def _ask_name(load: int, band: str, pages: Indices, batch: Batch) -> None:
+    batch.load_name(load, band, pages)
+
+
 def load_name(scheduler: Scheduler, step: LoadName) -> bool:
     """Name the next units of a load."""
-    return any(
-        _name(scheduler, load, step.count % LOAD_UNITS_MAX + 1)
-        for load in _open_loads(scheduler, step.pick_index)
-    )
+    load = _open_load(scheduler, step.pick_index)
+    return load is not None and _name(scheduler, load, step.count % LOAD_UNITS_MAX + 1)
 
 
 def load_submit(scheduler: Scheduler, step: LoadSubmit) -> bool:
     """Start a load, whose units are all named before."""
-    for load in _open_loads(scheduler, step.pick_index):
-        contents = scheduler.contents
-        places: dict[str, Indices] = {}
-        fills: list[Fill] = []
-        for band in contents.windows:
-            count = load.units[band.index]
-            if not count:
-                continue
-            taken = scheduler.take_places(load.number, band.index, count)
-            if taken is None:
-                return False
-            places[band.name] = taken
-            tags = contents.new_tags(count * band.entries_count).reshape(count, -1)
-            load.tags[band.index] = tags
-            fills.append(Fill(band.index, taken, np.repeat(tags, band.entry_words_count, axis=1)))
-        _name(scheduler, load, LOAD_UNITS_MAX)
-        scheduler.batch.fills += fills
-        scheduler.ask(lambda batch: batch.load_submit(load.number, places))
-        scheduler.touch("value", [load.value], Touch.CHANGES)
-        scheduler.batch.names_units = True
-        return True
-    return False
+    load = _open_load(scheduler, step.pick_index)
+    if load is None:
+        return False
+    contents = scheduler.contents
+    places: dict[str, Indices] = {}
+    fills: list[Fill] = []
+    for band in contents.windows:
+        count = load.units[band.index]
+        if not count:
+            continue
+        taken = scheduler.take_places(load.number, band.index, count)
+        if taken is None:
+            return False
+        places[band.name] = taken
+        tags = contents.new_tags(count * band.entries_count).reshape(count, -1)
+        load.tags[band.index] = tags
+        fills.append(Fill(band.index, taken, np.repeat(tags, band.entry_words_count, axis=1)))
+    _name(scheduler, load, LOAD_UNITS_MAX)
+    scheduler.batch.fills += fills
+    scheduler.ask(lambda batch: batch.load_submit(load.number, places))
+    scheduler.touch("value", [load.value], Touch.CHANGES)
+    scheduler.batch.names_units = True
+    return True
 
 
 def load_cancel(scheduler: Scheduler, step: LoadCancel) -> bool:
     """Give up a load."""
-    for load in _open_loads(scheduler, step.pick_index):
-        scheduler.ask(lambda batch: batch.load_cancel(load.number))
-        scheduler.touch("value", [load.value], Touch.CHANGES)
-        return True
-    return False
+    load = _open_load(scheduler, step.pick_index)
+    if load is None:
+        return False
+    scheduler.ask(lambda batch: batch.load_cancel(load.number))
+    scheduler.touch("value", [load.value], Touch.CHANGES)
+    return True
 
 
 def backup(scheduler: Scheduler, step: Backup) -> bool:
     """Copy units of a value to the host."""
     fitting = [
-        value.number
+        value
         for value in _values(scheduler)
         if not value.loading and not any(one.writes for one in value.transfers.values())
     ]
-    chosen = scheduler.pick(fitting, step.pick_index)
-    if scheduler.calm("value", chosen, Touch.CHANGES):
+    value = scheduler.pick_one(fitting, step.pick_index)
+    if value is None or scheduler.calm("value", [value.number], Touch.CHANGES):
         return False
-    for number in chosen:
-        copy = _backup_of(scheduler, scheduler.model.values[number], step)
-        if copy is None:
-            return False
-        names = [band.name for band in scheduler.contents.bands]
-
-        def ask(batch: Batch) -> None:
-            batch.backup(
-                copy.number,
-                {names[index]: ids for index, ids in copy.named.items()},
-                {names[index]: places for index, places in copy.places.items()},
-            )
-
-        scheduler.ask(ask)
-        scheduler.batch.names_units = True
-        scheduler.touch("value", [number], Touch.CHANGES)
-        return True
-    return False
+    copy = _backup_of(scheduler, value, step)
+    if copy is None:
+        return False
+    names = [band.name for band in scheduler.contents.bands]
+    units = {names[index]: ids for index, ids in copy.named.items()}
+    places = {names[index]: taken for index, taken in copy.places.items()}
+    scheduler.ask(lambda batch: batch.backup(copy.number, units, places))
+    scheduler.batch.names_units = True
+    scheduler.touch("value", [value.number], Touch.CHANGES)
+    return True
 
 
 def _backup_of(scheduler: Scheduler, value: Value, step: Backup) -> Copy | None:

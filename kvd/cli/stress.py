@@ -1,0 +1,211 @@
+"""``kvd stress``: random programs on modelled devices, with every page checked after every step."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import click
+
+from kvd.testing.stress.as_test import as_test
+from kvd.testing.stress.coverage import lines_of
+from kvd.testing.stress.program import Program, decode_program, encode_program
+from kvd.testing.stress.run import ORACLE_PERMILLE, run
+from kvd.testing.stress.shapes import SHAPES
+from kvd.testing.stress.shrink import attempt, shrink
+from kvd.testing.stress.sweep import Backend, SeedReport, jobs_of, play_all
+
+EXIT_FOUND: Final = 1
+SEEDS_COUNT: Final = 22
+OPERATIONS_COUNT: Final = 1000
+SHRINK_RUNS_COUNT: Final = 400
+PERMILLE: Final = 1000
+MS_PER_S: Final = 1000
+
+
+@click.command()
+@click.option(
+    "--seeds",
+    "seeds_count",
+    type=click.IntRange(1),
+    default=SEEDS_COUNT,
+    metavar="N",
+    help=f"Seeds to play ({SEEDS_COUNT}).",
+)
+@click.option(
+    "--ops",
+    "operations_max",
+    type=click.IntRange(1),
+    default=OPERATIONS_COUNT,
+    metavar="M",
+    help=f"Operations of each seed ({OPERATIONS_COUNT}).",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(list(Backend)),
+    default=Backend.MODELLED,
+    help="What ranks are played on: modelled devices (modelled), or the first GPU.",
+)
+@click.option(
+    "--shape",
+    type=click.Choice(list(SHAPES)),
+    metavar="NAME",
+    help="Play all seeds on this stage; otherwise on all of them by turns.",
+)
+@click.option(
+    "--first-seed", type=click.IntRange(0), default=0, metavar="K", help="The lowest seed (0)."
+)
+@click.option(
+    "--jobs",
+    "processes_count",
+    type=click.IntRange(1),
+    default=1,
+    metavar="J",
+    help="Processes to spread the seeds over (1).",
+)
+@click.option(
+    "--oracle-share",
+    "oracle_permille",
+    type=click.IntRange(0, PERMILLE),
+    default=ORACLE_PERMILLE,
+    metavar="PERMILLE",
+    help=f"Share of the answers that are found again by trying every layout ({ORACLE_PERMILLE}).",
+)
+@click.option(
+    "--out",
+    "out_path",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where programs that fail are written.",
+)
+@click.option(
+    "--shrink-runs",
+    "shrink_runs_max",
+    type=click.IntRange(0),
+    default=SHRINK_RUNS_COUNT,
+    metavar="N",
+    help=f"Runs in which a program that fails is made smaller ({SHRINK_RUNS_COUNT}).",
+)
+@click.option(
+    "--program",
+    "program_path",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="FILE",
+    help="Play a program that was written, and nothing else.",
+)
+@click.option(
+    "--coverage", "shows_coverage", is_flag=True, help="Say how often each thing happened."
+)
+@click.option("--quiet", is_flag=True, help="Print no line for a seed on which nothing is wrong.")
+def stress(  # one parameter per option is how click works
+    seeds_count: int,
+    operations_max: int,
+    backend: str,
+    shape: str | None,
+    first_seed: int,
+    processes_count: int,
+    oracle_permille: int,
+    out_path: Path | None,
+    shrink_runs_max: int,
+    program_path: Path | None,
+    shows_coverage: bool,
+    quiet: bool,
+) -> None:
+    """Play random programs on modelled devices and check every page after every step.
+
+    Each seed is a program: requests, values, copies, transfers, forwards and deaths on a small
+    stage with two ranks or more, whose devices run in an order that the seed draws. The exit code
+    is 1 if a check failed; the program is then made smaller and printed as a test. On a GPU the
+    same programs run on real streams, without deaths and copies to host pools, and are printed as
+    they are.
+    """
+    if program_path is not None:
+        sys.exit(_replay(program_path, shrink_runs_max, out_path))
+    jobs = jobs_of(
+        seeds_count=seeds_count,
+        operations_max=operations_max,
+        shape=shape,
+        first_seed=first_seed,
+        oracle_permille=oracle_permille,
+        backend=Backend(backend),
+    )
+    started_s = time.monotonic()
+    reports = play_all(jobs, processes_count=processes_count)
+    failed, counts, operations_count = _tell(reports, quiet=quiet)
+    lasted_s = time.monotonic() - started_s
+    click.echo(
+        f"{operations_count} operations over {seeds_count} seeds and "
+        f"{len({job.shape for job in jobs})} shapes in {lasted_s:.1f} s: "
+        f"{operations_count / lasted_s:.0f} per second, "
+        f"{lasted_s * processes_count * MS_PER_S / max(1, operations_count):.2f} ms each on one of "
+        f"{processes_count} processes; {counts['decisions judged']} answers found again; "
+        f"{len(failed)} seeds failed"
+    )
+    if shows_coverage:
+        click.echo("\n".join(lines_of(counts)))
+    for report in failed[:1]:
+        # What a GPU's streams did cannot be had again, and so not be made smaller.
+        runs_max = shrink_runs_max if backend == Backend.MODELLED else 0
+        _show(decode_program(report.program_json), report.check, runs_max)
+    for report in failed:
+        _write(out_path, f"{report.shape}-{report.seed_index}.json", report.program_json)
+    sys.exit(EXIT_FOUND if failed else 0)
+
+
+def _tell(
+    reports: Iterable[SeedReport], *, quiet: bool
+) -> tuple[list[SeedReport], Counter[str], int]:
+    """Print a line per seed; return those that failed, what happened, and how many operations."""
+    failed: list[SeedReport] = []
+    counts: Counter[str] = Counter()
+    operations_count = 0
+    for report in reports:
+        operations_count += report.operations_count
+        counts.update(report.counts)
+        counts[f"shape {report.shape}"] += 1
+        counts[f"profile {report.profile}"] += 1
+        if report.check:
+            failed.append(report)
+        if not quiet or report.check:
+            how = f"{report.check}: {report.message}" if report.check else "clean"
+            click.echo(
+                f"seed {report.seed_index} {report.shape} {report.profile} "
+                f"{report.operations_count} operations {report.digest[:16]} {how}"
+            )
+    return failed, counts, operations_count
+
+
+def _replay(path: Path, shrink_runs_max: int, out_path: Path | None) -> int:
+    """Play a program from a file; return the exit code."""
+    program = decode_program(path.read_bytes())
+    result = run(program)
+    click.echo(f"{result.operations_count} operations {result.digest[:16]}")
+    if result.failure is None:
+        return 0
+    click.echo(str(result.failure))
+    small = _show(program, result.failure.check, shrink_runs_max)
+    _write(out_path, f"{path.stem}-small.json", encode_program(small))
+    return EXIT_FOUND
+
+
+def _show(program: Program, check: str, runs_max: int) -> Program:
+    """Make a failing program smaller and print it; return what came of it."""
+    small = program
+    if runs_max:
+        shrunk = shrink(program, attempt, runs_max=runs_max)
+        small = shrunk.program
+        click.echo(
+            f"{check}: {len(program.steps)} steps became {len(small.steps)} in "
+            f"{shrunk.runs_count} runs" + (", which were all" if shrunk.exhausted else "")
+        )
+        click.echo(as_test(small, check))
+    click.echo(encode_program(small).decode())
+    return small
+
+
+def _write(folder: Path | None, name: str, content: bytes) -> None:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
