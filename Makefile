@@ -61,13 +61,14 @@ test-gpu: venv
 	$(BIN)/python -m pytest -q -m "gpu and not sweep" tests/gpu
 
 # 2,002,000 operations over 440 seeds, 40 on each of 11 shapes; a tenth of all answers is found again
-# by trying every layout.
+# by trying every layout. Then 200,200 through a real daemon with faults.
 sweep-cpu: venv
 	$(BIN)/kvd stress --seeds 440 --ops 4550 --jobs $(JOBS) --oracle-share 100 --coverage
+	$(BIN)/kvd stress --backend daemon --seeds 110 --ops 1820 --jobs $(JOBS)
 	$(BIN)/python -m pytest -q -m "sweep and not gpu" --timeout=0 --durations=0
 
 sweep-gpu: venv
-	$(BIN)/python -m kvd.testing.stress.cuda_sweep
+	$(BIN)/kvd stress --backend cuda --seeds 55 --ops 1000 --jobs $(JOBS)
 
 mutants: venv
 	$(BIN)/python -m tests.mutation

@@ -1,17 +1,28 @@
 """Stress runs on a GPU, as far as they can be played without one: nothing runs late here."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from kvd.errors import StressFailure
 from kvd.testing.stress.cuda_rank import CudaRank
-from kvd.testing.stress.cuda_run import CudaRun, run_seed
+from kvd.testing.stress.cuda_run import CudaRun, Machine
 from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.generator import program_of, steps_of
-from kvd.testing.stress.run import run_steps
+from kvd.testing.stress.run import Result, run_steps
 from kvd_client.device.cuda.launch import Launch
 from tests.client.cuda_fake import FakeDriver
 from tests.stress.cuda_fakes import NumpyWords, fake_machine
+
+
+def play(shape: str, seed: int, operations_max: int, machine: Machine) -> Result:
+    return run_steps(
+        program_of(shape, seed),
+        steps_of(shape, seed),
+        operations_max=operations_max,
+        begin=partial(CudaRun, machine=machine),
+    )
 
 
 @pytest.mark.parametrize(
@@ -20,7 +31,7 @@ from tests.stress.cuda_fakes import NumpyWords, fake_machine
 def test_a_program_runs_on_the_cuda_device(shape: str, seed: int) -> None:
     machine = fake_machine(seed)
 
-    result = run_seed(shape, seed, operations_max=120, machine=machine)
+    result = play(shape, seed, 120, machine)
 
     assert result.failure is None
     assert result.operations_count == 120
@@ -35,7 +46,7 @@ def test_a_program_runs_on_the_cuda_device(shape: str, seed: int) -> None:
 
 
 def test_deaths_and_copies_to_host_pools_are_left_out() -> None:
-    result = run_seed("state-full", 4, operations_max=150, machine=fake_machine())
+    result = play("state-full", 4, 150, fake_machine())
 
     assert result.failure is None
     assert any(name.endswith("left out") for name in result.counts)
@@ -47,7 +58,7 @@ def test_a_table_write_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch
         return True
 
     monkeypatch.setattr(Launch, "try_recipe", takes_nothing)
-    result = run_seed("state-window-full", 1, operations_max=200, machine=fake_machine())
+    result = play("state-window-full", 1, 200, fake_machine())
 
     assert result.failure is not None
     assert result.failure.check in {CheckName.MAPS, CheckName.CLIENT}

@@ -19,7 +19,6 @@ from kvd.testing.in_process import InProcessTransport, RankMemories
 from kvd.testing.stress.contents import WORD_BYTES
 from kvd.testing.stress.cuda_rank import CudaRank, Subjects
 from kvd.testing.stress.cuda_words import CudaWords, DeviceWords
-from kvd.testing.stress.generator import program_of, steps_of
 from kvd.testing.stress.played_rank import PlayedRank
 from kvd.testing.stress.program import (
     AnyStep,
@@ -32,14 +31,12 @@ from kvd.testing.stress.program import (
     LoadSubmit,
     Program,
 )
-from kvd.testing.stress.run import Result, StressRun, run_steps
+from kvd.testing.stress.run import ORACLE_PERMILLE, StressRun
 from kvd.testing.stress.stage import POISON, attach_client
 from kvd_client.device.cuda.device import CudaDevice, cuda_device
 from kvd_client.errors import KvdClientError
 
 DEADLINE_MS: Final = 30_000
-ORACLE_PERMILLE: Final = 10
-"""Share of the operations whose answers are found again; the modelled device is there for that."""
 SUBJECTS_MAX: Final = 512
 """So many comparisons may be under way before the ranks are waited for."""
 DELAY_US_PER_ACTION: Final = 20
@@ -82,13 +79,19 @@ def the_machine() -> Machine:
 class CudaRun(StressRun):
     """One run of a program on a GPU."""
 
-    def __init__(self, program: Program, *, machine: Machine | None = None) -> None:
-        """Attach the ranks of a program."""
+    def __init__(
+        self,
+        program: Program,
+        *,
+        oracle_permille: int = ORACLE_PERMILLE,
+        machine: Machine | None = None,
+    ) -> None:
+        """Attach the ranks of a program; ``machine`` is the first GPU of this process."""
         self._machine = the_machine() if machine is None else machine
         self._subjects = Subjects()
         self._random = Random(program.seed_index)
         self._cuda_ranks: list[CudaRank] = []
-        super().__init__(program, oracle_permille=ORACLE_PERMILLE)
+        super().__init__(program, oracle_permille=oracle_permille)
 
     # ---- what ranks run on ----------------------------------------------------------------------
 
@@ -172,18 +175,3 @@ class CudaRun(StressRun):
         # What only comes out now belongs to a run that has its failure, or was at rest.
         self._machine.words.take_findings()
         super().close()
-
-
-def run_seed(
-    shape: str, seed: int, *, operations_max: int, machine: Machine | None = None
-) -> Result:
-    """Play so many operations of a seed on the first GPU of this process.
-
-    Nothing is raised for a failure: the result has it, and the steps so far.
-    """
-
-    def begin(program: Program) -> StressRun:
-        return CudaRun(program, machine=machine)
-
-    program, steps = program_of(shape, seed), steps_of(shape, seed)
-    return run_steps(program, steps, operations_max=operations_max, begin=begin)
