@@ -45,8 +45,8 @@ MS_PER_S: Final = 1000
 )
 @click.option(
     "--backend",
-    type=click.Choice(list(Backend)),
-    default=Backend.MODELLED,
+    type=click.Choice([backend.value for backend in Backend]),
+    default=Backend.MODELLED.value,
     help="What ranks are played on: modelled devices (modelled), processes of a real daemon with "
     "faults (daemon), or the first GPU (cuda).",
 )
