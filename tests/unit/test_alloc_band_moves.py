@@ -1,5 +1,7 @@
 """One band rearranged: which units move, where to, and what their bytes are afterwards."""
 
+# pyright: reportPrivateUsage=false
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from kvd.alloc.band import Band, Moves, Units
 from kvd.alloc.checks import CheckLevel, CheckMonitor
+from kvd.alloc.signals import transfer_signal
+from kvd.alloc.uses import UseKind
 from kvd.price.geometry import BandGeometry, BandKind
 from kvd.price.search import Span
 from tests.stateful.arena_bytes import assert_disjoint
@@ -206,6 +210,38 @@ def test_fixed_units_and_what_lies_below_them_stay(kind: BandKind, which: str) -
     filled.verify()
     assert filled.live() == sorted(_mirrored(kind, [2, 3, 4, 7]))
     assert filled.band.span == _span(kind, 2, 8)
+
+
+@ENDS
+@pytest.mark.parametrize("kept_back", ["pending", "vacated"])
+def test_freed_units_that_are_no_holes_yet_take_places_too(kind: BandKind, kept_back: str) -> None:
+    filled = _filled(kind, _mirrored(kind, [2, 3, 5, 6, 7]), _span(kind, 2, 8))
+    band = filled.band
+    (first,) = _mirrored(kind, [2])
+    (virtual,) = band.bound_ids()[band.physical(band.bound_ids()) == first].tolist()
+    if kept_back == "pending":
+        band._steps.launch(1, 0)
+    else:
+        band.usage.open(UseKind.NETWORK_SEND, transfer_signal(1), np.array([first]))
+    band.release(np.array([virtual]))
+    filled.carry(band.compact(9))
+    filled.verify()
+    assert filled.live() == sorted(_mirrored(kind, [3, 4, 5, 6]))
+    assert band.span == _span(kind, 2, 7)
+
+
+@ENDS
+def test_what_a_peer_still_reads_takes_no_unit_in(kind: BandKind) -> None:
+    filled = _filled(kind, _mirrored(kind, [2, 5, 9, 11]), _span(kind, 2, 12))
+    band = filled.band
+    (left,) = _mirrored(kind, [2])
+    band.usage.open(UseKind.NETWORK_SEND, transfer_signal(3), np.array([left]))
+    band.release(np.array([one for one in band.bound_ids() if band.physical(one) == left]))
+
+    filled.carry(band.compact(9))
+
+    filled.verify()
+    assert filled.live() == sorted(_mirrored(kind, [3, 4, 5]))
 
 
 def test_a_float_is_never_compacted_unasked() -> None:

@@ -1,4 +1,4 @@
-"""Faults to plant: each fits the code as it is, makes a difference, and is taken back."""
+"""Faults that can be planted: each fits the code, makes a difference, and is taken back."""
 
 import re
 from typing import TYPE_CHECKING

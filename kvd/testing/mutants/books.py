@@ -361,7 +361,7 @@ LEDGER_FAULTS: Final[tuple[Fault, ...]] = (
     edited(
         "cancelled-load-keeps-names",
         "and takes the names from those that had some",
-        (_COPIES + "cancel", "band.release(virtual)", "pass"),
+        (_COPIES + "cancel", "self.chain.release(freed)", "pass"),
     ),
     edited(
         "fixed-by-half",

@@ -113,7 +113,7 @@ def hunt(
 ) -> Iterator[Outcome]:
     """Hunt faults by name in so many processes at a time; yield what came of each as it does.
 
-    Raises WorkloadError for a name that is none, and for a fault that cannot be planted.
+    A fault that cannot be planted is not noticed. Raises WorkloadError for a name that is none.
     """
     for name in names:
         if name not in FAULTS:
@@ -167,7 +167,7 @@ class _Hunter:
         except EOFError:
             raise WorkloadError(f"the process that hunts {self.name} ended by itself") from None
         if complaint:
-            raise WorkloadError(f"{self.name}: {complaint}")
+            return Survival(self.name, self.operations_count, complaint)
         if catch is not None:
             return catch
         if self.operations_count >= self._operations_max:
