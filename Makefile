@@ -11,7 +11,11 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help venv demo test test-fast test-gpu sweep-cpu mutants stress-mutants check format clean
+# The tests start some hundreds of processes, which would compile every module anew where the
+# environment forbids to write byte code: half of all that they compute. `make clean` removes it.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help venv demo test test-fast test-gpu sweep-cpu sweep-gpu mutants stress-mutants fuzz check format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,7 +24,9 @@ help:
 	@echo "make test-fast  the same without those that take longer than a second"
 	@echo "make test-gpu   the tests of the CUDA device, which need a GPU"
 	@echo "make sweep-cpu  the long sweeps, which take a quarter of an hour and more"
+	@echo "make sweep-gpu  50,000 operations of the stress harness on a GPU"
 	@echo "make mutants    leave out every rule that keeps pages apart and print which test notices"
+	@echo "make fuzz       send a million damaged frames to a daemon; half an hour"
 	@echo "make stress-mutants  plant every fault, run the stress harness, write tests/stress/MUTANTS.md"
 	@echo "make check      ruff, mypy, pyright and the architecture rules"
 	@echo "make format     let ruff format and sort the imports"
@@ -52,16 +58,23 @@ test-fast: venv
 	$(BIN)/python -m pytest -q -m "not gpu and not slow and not sweep" -n 2 --dist loadfile
 
 test-gpu: venv
-	$(BIN)/python -m pytest -q -m gpu tests/gpu
+	$(BIN)/python -m pytest -q -m "gpu and not sweep" tests/gpu
 
 # 2,002,000 operations over 440 seeds, 40 on each of 11 shapes; a tenth of all answers is found again
-# by trying every layout.
+# by trying every layout. Then 200,200 through a real daemon with faults.
 sweep-cpu: venv
 	$(BIN)/kvd stress --seeds 440 --ops 4550 --jobs $(JOBS) --oracle-share 100 --coverage
-	$(BIN)/python -m pytest -q -m sweep --timeout=0 --durations=0
+	$(BIN)/kvd stress --backend daemon --seeds 110 --ops 1820 --jobs $(JOBS)
+	$(BIN)/python -m pytest -q -m "sweep and not gpu" --timeout=0 --durations=0
+
+sweep-gpu: venv
+	$(BIN)/kvd stress --backend cuda --seeds 55 --ops 1000 --jobs $(JOBS)
 
 mutants: venv
 	$(BIN)/python -m tests.mutation
+
+fuzz: venv
+	$(BIN)/python -m tests.fuzz
 
 stress-mutants: venv
 	$(BIN)/kvd stress --mutants --jobs $(JOBS) --table tests/stress/MUTANTS.md

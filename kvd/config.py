@@ -10,11 +10,10 @@ Importing this module is cheap on purpose: the command line reads settings befor
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal, NewType, cast
 
-from kvd.errors import FileError, SettingError
+from kvd.errors import FileError, SettingError, shown
 from kvd.limits import (
     BUDGET_BYTES_MAX,
     CHUNK_TOKENS_MAX,
@@ -33,6 +32,8 @@ from kvd.setting import (
     Auto,
     ByteSize,
     Choice,
+    EffectiveSetting,
+    Origin,
     Ratio,
     SettingSpec,
     Text,
@@ -191,6 +192,24 @@ class ServeSettings:
         "all after every operation; strict also has every rank compare its tables with the books "
         "at idle and before it leaves, and wait for its effects to do so",
     )
+    idle_leaks: Literal["raise", "count"] = setting(
+        "raise",
+        Choice(("raise", "count")),
+        "what a leak does that is found at level warn while a stage is idle: end the incarnation, "
+        "which frees all there is, or be counted and logged",
+    )
+    trace_dir: Path | None = setting(
+        None,
+        Auto(AbsolutePath(), "nothing is recorded"),
+        "folder in which every incarnation records its operations and what was decided, one file "
+        "per stage, for kvd trace; each batch then takes longer, and costs some KiB of disk",
+    )
+    trace_bytes_max: int = setting(
+        1 * _GiB,
+        ByteSize(1 * _MiB, 1 << 50),
+        "longest trace of one stage; a trace that would get longer ends and says so, and the "
+        "daemon goes on",
+    )
     metrics_host: str = setting(
         "127.0.0.1",
         Text("an address to listen on, as 127.0.0.1"),
@@ -267,29 +286,6 @@ class Settings:
 
     serve: ServeSettings
     sizing: SizingSettings
-
-
-class Origin(StrEnum):
-    """Where a setting's value came from, strongest first."""
-
-    FLAG = "flag"
-    ENVIRONMENT = "environment"
-    FILE = "file"
-    DEFAULT = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class EffectiveSetting:
-    """A setting as it applies, with its origin; ``shown`` is its form in a file."""
-
-    section: str
-    name: str
-    value: object
-    shown: object
-    origin: Origin
-    source: str
-    allowed: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +454,10 @@ def _read_file(file: Path) -> dict[str, object]:
     except OSError as error:
         reason = error.strerror or "unreadable"
         raise FileError(f"settings file '{file}' cannot be read: {reason}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise FileError(f"settings file '{file}' is nested too deeply for settings") from error
+    except ValueError as error:
+        # Wrong TOML, wrong UTF-8, or a number with more digits than Python reads.
         raise FileError(f"settings file '{file}' is not TOML: {error}") from error
     values: dict[str, object] = {}
     for section, table in tables.items():
@@ -487,10 +486,10 @@ def _refuseunknown_setting(flags: Mapping[str, object], environ: Mapping[str, st
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if name in known or variable.startswith(CLIENT_PREFIX):
             continue
+        said = f"{variable} = {shown(environ[variable])}"
         if name == "port" or name.startswith(("port_", "service_")):
             raise SettingError(
-                f"{variable} = {environ[variable]!r} is no setting but looks like a link that "
-                f"Kubernetes makes for a service called kvd: set enableServiceLinks: false in the "
-                f"pod, or rename the service"
+                f"{said} is no setting but looks like a link that Kubernetes makes for a service "
+                f"called kvd: set enableServiceLinks: false in the pod, or rename the service"
             )
-        raise unknown_setting(f"{variable} = {environ[variable]!r} in the environment", name, known)
+        raise unknown_setting(f"{said} in the environment", name, known)

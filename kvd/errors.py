@@ -16,7 +16,19 @@ KvdError (kvd_proto.errors)
 +-- StressFailure    a check of the stress harness did not hold
 """
 
+import reprlib
+
 from kvd_proto.errors import ErrorCode, KvdError
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it, cut short where a file or a peer has an absurd one."""
+    short = reprlib.Repr()
+    short.maxstring = 80
+    try:
+        return short.repr(value)
+    except ValueError:  # Python writes no whole number of more than a few thousand digits
+        return f"a {type(value).__name__} with a number too long to show"
 
 
 class DeclareError(KvdError):
@@ -94,6 +106,13 @@ class DivergenceError(KvdError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code=ErrorCode.DIVERGED)
+
+
+class LostError(KvdError):
+    """Raised by a faulty transport in place of what interrupts a call, which may be repeated."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=ErrorCode.UNREACHABLE, retry=True)
 
 
 class StressFailure(KvdError):  # noqa: N818  # what a check of the harness found

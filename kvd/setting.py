@@ -6,17 +6,20 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from operator import itemgetter
 from pathlib import Path
 from typing import Final, Protocol, TypeVar, cast
 
-from kvd.errors import SettingError
+from kvd.errors import SettingError, shown
 
 AUTO: Final = "auto"
 """The word that stands for "derive it" in files, flags and the environment."""
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """``sun_path`` of Linux has 108 bytes, the last of which is the terminating zero."""
+
+NAME_COMPARED_CHARACTERS: Final = 64
 
 METADATA_KEY: Final = "kvd.setting"
 
@@ -121,7 +124,7 @@ class Ratio:
             return None
         try:
             number = float(raw)
-        except ValueError:
+        except (ValueError, OverflowError):  # the latter for whole numbers past every float
             return None
         # NaN fails both comparisons, so it is refused here too.
         return number if self.lowest <= number <= self.highest else None
@@ -250,6 +253,29 @@ class SettingSpec:
     flag: str | None
 
 
+class Origin(StrEnum):
+    """Where a setting's value came from, strongest first."""
+
+    FLAG = "flag"
+    ENVIRONMENT = "environment"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSetting:
+    """A setting as it applies, with its origin; ``shown`` is its form in a file."""
+
+    section: str
+    name: str
+    value: object
+    shown: object
+    origin: Origin
+    source: str
+    allowed: str
+    reason: str
+
+
 def setting(default: T, kind: Kind, reason: str, *, flag: str | None = None) -> T:
     """Return a dataclass field for a setting with a fixed default.
 
@@ -272,7 +298,7 @@ def parse_setting(spec: SettingSpec, *, name: str, raw: object, source: str) -> 
     """
     value = spec.kind.parse(raw)
     if value is None:
-        raise SettingError(f"{name} = {raw!r} (from {source}) is not {spec.kind.allowed}")
+        raise SettingError(f"{name} = {shown(raw)} (from {source}) is not {spec.kind.allowed}")
     return value
 
 
@@ -290,7 +316,8 @@ def unknown_setting(what: str, name: str, known: tuple[str, ...]) -> SettingErro
     """Return the error for a setting that does not exist, with the nearest that does."""
     import difflib  # on the way out only
 
-    near = difflib.get_close_matches(name, known, n=1)
+    # What is far longer than any name is like none, and finding that out takes long.
+    near = difflib.get_close_matches(name[:NAME_COMPARED_CHARACTERS], known, n=1)
     hint = f"did you mean {near[0]}?" if near else "kvd config lists all settings"
     return SettingError(f"{what} is no setting; {hint}")
 
@@ -311,7 +338,7 @@ def parse_bytes(raw: str, *, name: str) -> int:
     size_bytes = _parse_bytes(raw)
     if size_bytes is None:
         raise SettingError(
-            f"{name} = {raw!r} is not a number of bytes; write 4096, 512MiB or 40GiB"
+            f"{name} = {shown(raw)} is not a number of bytes; write 4096, 512MiB or 40GiB"
         )
     return size_bytes
 

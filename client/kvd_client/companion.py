@@ -6,13 +6,13 @@ session, and whoever is given memory is watched: the memory counts as quiet only
 too, has let go or ended. If it ends without taking its leave, the incarnation ends.
 """
 
-import os
 import socket
 from types import TracebackType
 from typing import Self
 
 from kvd_client.device import descriptors
 from kvd_client.errors import ForkedError, UnreachableError
+from kvd_client.process import PROCESS
 from kvd_client.transport import (
     LIFELINE_SUFFIX,
     MemoryDescriptor,
@@ -35,7 +35,7 @@ class Companion:
         """
         self._path = socket_path(address)
         self._deadline_ms = deadline_ms
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self.memory: dict[str, MemoryDescriptor] = {}
         """The rank's memory by name; the descriptors are closed with the companion."""
         try:
@@ -55,9 +55,9 @@ class Companion:
         Mappings and streams of it are closed before this. Harmless when repeated; raises
         ForkedError in a fork, which is a process of its own.
         """
-        if os.getpid() != self._pid:
+        if PROCESS.pid != self._pid:
             raise ForkedError(
-                f"this companion is process {self._pid}; process {os.getpid()} is a fork of it"
+                f"this companion is process {self._pid}; process {PROCESS.pid} is a fork of it"
             )
         if self._line.fileno() == -1:
             return

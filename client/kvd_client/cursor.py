@@ -27,7 +27,7 @@ from kvd_client.backlog import Backlog, Held
 from kvd_client.book import RequestBook
 from kvd_client.calls import Call
 from kvd_client.device.apply import Applier, StepGuard
-from kvd_client.device.assembly import Columns, decode_columns
+from kvd_client.device.columns import Columns, decode_columns
 from kvd_client.errors import KvdClientError
 from kvd_client.results import TableStamp
 from kvd_client.steps import StepBook

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kvd_client.device.assembly import NO_COLUMNS, Columns
+from kvd_client.device.columns import NO_COLUMNS, Columns
 from kvd_client.errors import KvdClientError, OperationError, ReplyError, UsageError
 from kvd_proto.errors import ErrorCode
 from kvd_proto.outcomes import (

@@ -18,7 +18,6 @@ Invariants:
 """
 
 import copy
-import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -48,6 +47,7 @@ from kvd_client.errors import (
 )
 from kvd_client.flow import Exchange, Flow, HostWait, Outstanding
 from kvd_client.guards import Applying, Reading
+from kvd_client.process import PROCESS
 from kvd_client.results import failure_of
 from kvd_client.steps import STEPS_IN_FLIGHT_MAX, StepBook
 from kvd_client.tables import TableMirror
@@ -114,7 +114,7 @@ class Session:
         """The stream of the step launched last, and the event at that step's end."""
         self.closed = False
         self._bands = tuple(band.name for band in welcome.plan.bands)
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self._next_index = ProgramIndex(welcome.next_index)
         self._outstanding: Outstanding | None = None
         self._failure: KvdClientError | None = None
@@ -132,9 +132,9 @@ class Session:
 
     def check_process(self) -> None:
         """Raise ForkedError in a process that did not attach itself."""
-        if os.getpid() != self._pid:
+        if PROCESS.pid != self._pid:
             raise ForkedError(
-                f"this client belongs to process {self._pid}; process {os.getpid()} is a fork of "
+                f"this client belongs to process {self._pid}; process {PROCESS.pid} is a fork of "
                 "it and must attach itself"
             )
 

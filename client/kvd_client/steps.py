@@ -9,6 +9,7 @@ neither recorded nor aborted.
 Invariants:
     steps.in_order: `processed <= recorded <= launched`, at most one step is not recorded, and on a
         rank that decides its steps at most `in_flight_max` are not processed
+    step.event_fresh: the end of a step is an event of its own, of which no earlier step made use
 """
 
 from typing import Final
@@ -117,9 +118,16 @@ class StepBook:
     def record(self, end: Event | None) -> None:
         """Take note that the open step is over for its launch, and of the event at its end.
 
-        There is no event where it could not be recorded, and then the session is poisoned.
+        There is no event where it could not be recorded, and then the session is poisoned. Raises
+        KvdClientError for an event that stands for another step: a wait for it ends too early.
         """
         self.recorded = self.launched
+        for step, other in self._ends.items():
+            if other is end:
+                raise KvdClientError(
+                    f"step.event_fresh: step {self.launched} ends with the event of step {step}",
+                    code=ErrorCode.INVARIANT,
+                )
         if end is not None and not self._follows:
             # A follower reports nothing as processed, so nobody will ask.
             self._ends[self.launched] = end

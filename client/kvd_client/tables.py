@@ -3,6 +3,9 @@
 The tables in the arena are written by a stream, some time after the effects were enqueued. This
 copy changes when effects are enqueued, so it says what the arena will say when the work of the next
 launch runs, and reading it needs no synchronisation.
+
+Invariants:
+    tables.write_bound: a token whose place is asked for in the owner's band has a page there
 """
 
 from typing import Final, NamedTuple

@@ -27,6 +27,7 @@ from kvd_client.errors import (
     code_of,
     error_of,
 )
+from kvd_client.process import PROCESS
 from kvd_proto.codec import decode_control, encode
 from kvd_proto.control import Bye, Descriptors, ErrorReply, FetchDescriptors, Ticket
 from kvd_proto.errors import FrameError
@@ -225,7 +226,7 @@ class ZmqTransport:
 
     def __init__(self, address: str) -> None:
         self._path = socket_path(address)
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self._lifeline: socket.socket | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._dealer: zmq.Socket[bytes] | None = None
@@ -352,7 +353,7 @@ class ZmqTransport:
         if self._context is not None:
             self._context.term()
         if self._lifeline is not None:
-            if os.getpid() == self._pid:
+            if PROCESS.pid == self._pid:
                 # Forks hold the socket as well: the daemon is to read its end now, not with them.
                 with suppress(OSError):
                     self._lifeline.shutdown(socket.SHUT_RDWR)

@@ -25,6 +25,7 @@ from kvd.alloc.band import Freed, Units
 from kvd.alloc.chain import Shortage, UnitCounts
 from kvd.alloc.clip import price_request
 from kvd.alloc.demand import RequestShape
+from kvd.alloc.names import Asked
 from kvd.alloc.requests import Ask, RequestTable
 from kvd_proto.outcomes import Reason, Verdict
 
@@ -100,8 +101,9 @@ class AdmissionPass:
             return Admission(Verdict.UNSCHEDULABLE, shortage=shortage)
         may_open = price.fits and len(table.rows.free) > 0
         takes = self._takes_with(min(take_tokens, price.chunk_tokens))
+        asked = Asked(prompt_tokens, new_tokens_max, chunk_tokens)
         if may_open and not table.chain.has_room_now(takes):
-            table.names.wait(request)
+            table.names.wait(request, asked)
             shortage = table.chain.explain(self._grown(price.units))
             return Admission(Verdict.WAIT, 0, new_tokens, shortage=shortage)
         if may_open or self._retract_for(price.units, takes):
@@ -119,7 +121,7 @@ class AdmissionPass:
         if not table.holder_count:
             table.names.refuse(request)
             return Admission(Verdict.UNSCHEDULABLE, 0, new_tokens, shortage=shortage)
-        table.names.wait(request)
+        table.names.wait(request, asked)
         return Admission(Verdict.WAIT, 0, new_tokens, shortage=shortage)
 
     def _retract_for(self, demand: UnitCounts, takes: UnitCounts) -> bool:

@@ -3,6 +3,9 @@
 All bands of a chain share one of these. Whoever writes units asks their ledgers and the fences what
 has to be waited for; what is waited for here is collected until the operation's effects are built,
 and is over for everything the stream does later.
+
+Invariants:
+    order.waits_emitted: between two operations nothing is collected that no effect waits for
 """
 
 from typing import TYPE_CHECKING
@@ -27,6 +30,7 @@ class ArenaOrder:
         clearance: Clearance = CLEARANCE,
         read_clearance: ReadClearance = READ_CLEARANCE,
     ) -> None:
+        self._monitor = monitor
         self.steps = ForwardSteps()
         self.fences = ByteFences(monitor)
         self.clearance = clearance
@@ -73,3 +77,20 @@ class ArenaOrder:
         return tuple(
             item for item in waits if item.kind is not SignalKind.STEP or item.number == newest
         )
+
+    def check(self) -> None:
+        """Check steps and fences: step.counters_ordered, ledger.records_exact."""
+        self.steps.check(self._monitor)
+        self.fences.check()
+        if self.fences.retired_step != self.steps.retired_count:
+            self._monitor.fail(
+                "step.counters_ordered",
+                f"fences are retired through step {self.fences.retired_step}, steps through "
+                f"{self.steps.retired_count}",
+            )
+
+    def check_emitted(self) -> None:
+        """Check, behind an operation, that its effects wait for what was found: no wait is owed."""
+        if self._waits:
+            owed = ", ".join(f"{signal.kind} {signal.number}" for signal in self._waits)
+            self._monitor.fail("order.waits_emitted", f"no effect waits for {owed}")

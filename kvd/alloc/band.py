@@ -4,10 +4,14 @@ Bytes that leave the band take along whatever is still open on them: a step that
 moved away from there, a copy, a transfer. Those become fences, which their next writer meets.
 
 Invariants:
+    band.span_in_bounds: unit_index_min <= start <= end <= unit_index_end_count, and an end of the
+        arena keeps its band's outer frontier at its anchor;
     band.conservation: span = live + holes + pending + vacated, each unit in one class only;
     band.maps_inverse: a bound unit and its virtual id name each other;
     band.ids_partition: every id of a band that mints is either free or bound;
-    band.holes_ordered: the hole container and the inbox hold exactly the units marked HOLE.
+    band.holes_ordered: the hole container and the inbox hold exactly the units marked HOLE;
+    band.move_disjoint: no unit is left and moved to in one rearrangement;
+    band.move_source_bound: what moves lies where its name says, and moves to holes.
 """
 
 from typing import NamedTuple
@@ -27,9 +31,10 @@ from kvd.alloc.band_units import (
     BandUnits,
     Units,
 )
-from kvd.alloc.checks import CheckMonitor
+from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.alloc.clearance import Consumer, Hazard
 from kvd.alloc.signals import step_signal
+from kvd.alloc.unit_sets import touches
 from kvd.alloc.uses import HAZARD_OF
 from kvd.price.geometry import BandGeometry, BandKind
 from kvd.price.search import Span
@@ -190,6 +195,8 @@ class Band(BandUnits):
             order = self._order
             order.wait(self.usage.writers(moving, table=order.read_clearance, waited=order.waited))
             destinations = self._choose(moving.size, Consumer.MOVE_DESTINATION)
+            if self._monitor.level >= CheckLevel.WARN:
+                self._check_move(virtual, moving, destinations)
             self._physical_of[virtual] = destinations
             self._owner_of[destinations] = virtual
         self._fence(leaving, moving, destinations)
@@ -215,10 +222,10 @@ class Band(BandUnits):
         self.merge_freed()
         if not usage.is_clear and self._some_hole_is_used():
             return None
-        # What pends, or a transfer holds back, keeps its place: only holes take units in.
-        packed_units = self.end_index - self.start_index - self.hole_units
+        # Freed units that pend, or that a transfer may touch, take places too.
+        occupied_units = self.end_index - self.start_index - self.hole_units
         if self._down:
-            packed = self.end_index - packed_units
+            packed = self.end_index - occupied_units
             stretch = self._owner_of[self.start_index : packed]
             stay = self._staying(stretch, self.start_index)
             first_stay = int(stay[0]) if stay.size else stretch.size
@@ -227,7 +234,7 @@ class Band(BandUnits):
             if beyond.size > units_max:
                 target = self.start_index + int(beyond[units_max - 1]) + 1
             return self.rearrange((target, self.end_index))
-        packed = self.start_index + packed_units
+        packed = self.start_index + occupied_units
         stretch = self._owner_of[packed : self.end_index]
         stay = self._staying(stretch, packed)
         last_stay = int(stay[-1]) + 1 if stay.size else 0
@@ -253,6 +260,10 @@ class Band(BandUnits):
             self.absorbed_units_total += absorbed
             self.epoch_count += 1
         return absorbed
+
+    def states(self) -> Units:
+        """Return what every unit of the span is: the id bound to it, or why there is none."""
+        return self._owner_of[self.start_index : self.end_index]
 
     def statistics(self) -> BandStatistics:
         """Return the band's counts and its oldest uses."""
@@ -281,6 +292,32 @@ class Band(BandUnits):
             open_use_count=len(records),
             open_uses=records[:OPEN_USES_SHOWN_MAX],
         )
+
+    def check_counts(self) -> None:
+        """Check what counters and frontiers say, in constant time.
+
+        Invariants: band.span_in_bounds, band.conservation, step.pending_keyed.
+        """
+        geometry, (start, end) = self.geometry, self.span
+        is_anchored = {
+            BandKind.GROW_UP: start == geometry.unit_index_min,
+            BandKind.GROW_DOWN: end == geometry.unit_index_end_count,
+            BandKind.FLOAT: True,
+        }[geometry.kind]
+        in_order = geometry.unit_index_min <= start <= end <= geometry.unit_index_end_count
+        if not (is_anchored and in_order):
+            self._monitor.fail(
+                "band.span_in_bounds",
+                f"band {geometry.name} spans units [{start}, {end}) of "
+                f"[{geometry.unit_index_min}, {geometry.unit_index_end_count})",
+            )
+        books = (self.live_units, self.hole_units, self.pending_units, self.vacated_units)
+        if sum(books) != end - start or min(books) < 0:
+            self._monitor.fail(
+                "band.conservation",
+                f"band {geometry.name}: the books of a span of {end - start} units say {books}",
+            )
+        self._pending.check_keys(self._monitor, geometry.name, self._steps)
 
     def check(self) -> None:
         """Check every invariant of the band from its maps.
@@ -321,6 +358,19 @@ class Band(BandUnits):
         expected = (inside == HOLE).nonzero()[0] + self.start_index
         if not np.array_equal(np.sort(merged), expected) or not self._holes.front_is_exact():
             self._monitor.fail("band.holes_ordered", f"band {name} disagrees with its unit map")
+
+    def _check_move(self, virtual: Units, sources: Units, destinations: Units) -> None:
+        """Check a rearrangement before its bindings change; sources ascend."""
+        if touches(destinations, sources):
+            self._monitor.fail(
+                "band.move_disjoint", f"band {self.geometry.name} moves onto what it leaves"
+            )
+        named = np.array_equal(self._physical_of[virtual], sources)
+        if not named or np.count_nonzero(self._owner_of[destinations] != HOLE):
+            self._monitor.fail(
+                "band.move_source_bound",
+                f"band {self.geometry.name} moves from a place without a name, or to one with",
+            )
 
     def _anchored(self) -> bool:
         return self.geometry.kind is not BandKind.FLOAT

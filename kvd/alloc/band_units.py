@@ -102,6 +102,11 @@ class BandUnits:
         self._inbox: list[Units] = []
 
     @property
+    def id_count(self) -> int:
+        """Return the size of the virtual space, id 0 included."""
+        return self._physical_of.size
+
+    @property
     def pending_units(self) -> int:
         """Return how many freed units a step in flight may still touch."""
         return self._pending.unit_count
@@ -270,6 +275,14 @@ class BandUnits:
         self._inbox.clear()
         self._holes.add(self._mirrored(units) if self._down else units)
 
+    def reserved_places(self) -> Units:
+        """Return the units that were taken for loads and have no names yet, ascending; for checks.
+
+        Linear in the units of the band.
+        """
+        places: Units = (self._owner_of == RESERVED).nonzero()[0]
+        return places
+
     def ordered_holes(self) -> Units:
         """Return the holes that can be handed out without merging what was freed; for checks."""
         places = self._holes.places()
@@ -283,6 +296,7 @@ class BandUnits:
         """Take ``count`` holes for a writer and have what it has to wait for waited for."""
         if count > len(self._holes):
             self.merge_freed()
+        assert count <= len(self._holes)
         usage, fences = self.usage, self._order.fences
         self.hole_units -= count
         if usage.is_clear and fences.is_empty:

@@ -10,18 +10,20 @@ Invariants:
     chain.promises_covered: some layout holds what is live and promised, and ids suffice for it,
         as long as no unit is hard-fixed;
     chain.windows_on_owner: a window binds only virtual pages that the owner has bound;
-    chain.snapshot_fresh: the snapshot kept for an epoch equals one built anew.
+    chain.snapshot_fresh: the snapshot kept for an epoch equals one built anew;
+    chain.take_matches_answer: `make_room` serves whoever has a promise or a yes of `fits`, but for
+        what transfers are in the way of.
 """
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
-
+from kvd.alloc import chain_checks
 from kvd.alloc.arena_order import ArenaOrder
-from kvd.alloc.band import Band, Moves, Units
+from kvd.alloc.band import Band, Freed, Moves, Units
 from kvd.alloc.band_statistics import BandStatistics
 from kvd.alloc.checks import CheckLevel, CheckMonitor
+from kvd.errors import OperationError
 from kvd.price.geometry import ChainGeometry
 from kvd.price.layout import Layout, Step, move_order
 from kvd.price.plans import feasible, first_plan, plan
@@ -97,6 +99,7 @@ class ChainAllocator:
         self.window_indices = tuple(
             index for index, lifetime in enumerate(lifetimes) if lifetime is Lifetime.WINDOW
         )
+        self._windows = tuple(self.bands[index] for index in self.window_indices)
         self.token_indices = tuple(
             index for index, lifetime in enumerate(lifetimes) if lifetime is not Lifetime.STATE
         )
@@ -108,7 +111,7 @@ class ChainAllocator:
             tuple(None if band.free_ids is None else len(band.free_ids) for band in self.bands),
         )
         """What the chain would be without a request."""
-        self._snapshot = self._build_snapshot(0)
+        self._snapshot = self.build_snapshot(0)
 
     # ---- questions ------------------------------------------------------------------------------
 
@@ -140,9 +143,9 @@ class ChainAllocator:
         epoch_count = self.epoch_count
         kept = self._snapshot
         if kept.epoch_count != epoch_count:
-            kept = self._snapshot = self._build_snapshot(epoch_count)
+            kept = self._snapshot = self.build_snapshot(epoch_count)
         elif self.monitor.level is CheckLevel.STRICT:
-            self._check_snapshot(kept)
+            chain_checks.check_snapshot(kept, self.build_snapshot(epoch_count), self.monitor)
         return kept
 
     def fits_empty(self, demand_units: UnitCounts) -> bool:
@@ -210,7 +213,7 @@ class ChainAllocator:
         assert found is not None, "the demand fits an empty arena"
         obstacle, text = found
         return Shortage(
-            reason=_reason(obstacle.kind),
+            reason=Reason.NO_IDS if obstacle.kind is ObstacleKind.IDS else Reason.NO_BYTES,
             band=self.bands[obstacle.band_index].geometry.name,
             short_units=obstacle.units_short_units,
             short_bytes=obstacle.bytes_short_bytes,
@@ -218,6 +221,38 @@ class ChainAllocator:
             remover=LARGER_BUDGET,
             waiting_helps=False,
         )
+
+    def build_snapshot(self, epoch_count: int) -> ChainSnapshot:
+        """Return the snapshot of this moment, whatever is remembered."""
+        snapshot = ChainSnapshot(
+            self.geometry.arena_bytes,
+            self.geometry.sink_bytes,
+            tuple([band.snapshot() for band in self.bands]),
+            epoch_count=epoch_count,
+        )
+        if self.order.fences.is_empty and all(band.usage.is_clear for band in self.bands):
+            return snapshot
+        vacated = [(band.transferring_units(), band.geometry.unit_bytes) for band in self.bands]
+        return snapshot._replace(
+            blocked=self.order.fences.blocked(vacated),
+            quarantined=self.order.fences.quarantined(),
+        )
+
+    def excused(self, shortage: Shortage) -> Shortage:
+        """Return why `make_room` did not serve a promise or a yes; only others' uses excuse that.
+
+        A load that is about to be named, and a transfer gone astray, are fixed whatever was
+        promised before.
+        """
+        snapshot = self.snapshot()
+        is_fixed = any(band.hard_fixed for band in snapshot.bands)
+        if shortage.reason is not Reason.TRANSFERS and not (is_fixed or snapshot.quarantined):
+            self.monitor.stop(
+                "chain.take_matches_answer",
+                f"a promised take found no room: {shortage.obstacle}, band {shortage.band} is "
+                f"{shortage.short_units} units short",
+            )
+        return shortage
 
     # ---- changes --------------------------------------------------------------------------------
 
@@ -291,8 +326,11 @@ class ChainAllocator:
             self._recover()
             snapshot = self.snapshot()
             layout = first_plan(snapshot, wanted_units)
-            assert layout is not None, "settling what pends took room away"
-            assert layout.tier is Tier.STREAM
+            if layout is None or layout.tier is not Tier.STREAM:
+                self.monitor.stop(
+                    "chain.take_matches_answer",
+                    f"settling what pends took the room for {wanted_units} units away",
+                )
         return self._realize(snapshot, layout)
 
     def take_pages(self, count: int) -> tuple[Units, list[Units]]:
@@ -320,6 +358,22 @@ class ChainAllocator:
         units = band.acquire(count)
         band.bind(virtual, units)
         return virtual, units
+
+    def release(self, freed: list[Freed]) -> None:
+        """Free ids of units, band by band, that the books say are held.
+
+        Nobody else named them, so an id that cannot be freed is a broken invariant.
+        """
+        for index, virtual in freed:
+            try:
+                self.bands[index].release(virtual)
+            except OperationError as error:
+                name = chain_checks.misfreed_name(self.lifetimes[index], virtual)
+                self.monitor.stop(name, error.message)
+        if self.monitor.level >= CheckLevel.WARN:
+            for index, virtual in freed:
+                if index == self.owner_index:
+                    chain_checks.check_released(virtual, self._windows, self.monitor)
 
     def merge_freed(self) -> None:
         """Merge freed units into the ordered holes."""
@@ -354,36 +408,21 @@ class ChainAllocator:
         """Return every band's counts, low to high."""
         return tuple(band.statistics() for band in self.bands)
 
-    def check(self) -> None:
-        """Check the chain, and in strict mode every band from its maps.
+    def check(self, *, deep: bool | None = None) -> None:
+        """Check the chain, and if ``deep`` every band from its maps; so in strict mode anyway.
 
-        Invariants: chain.spans_ordered, chain.promises_covered, chain.windows_on_owner.
+        Invariants: those of this module and of its bands.
         """
-        level = self.monitor.level
-        if level >= CheckLevel.WARN:
-            self._check_spans()
-            negative = any(band.promised_units < 0 for band in self.bands)
-            # A load that is about to be named, or a transfer gone astray, takes room from promises
-            # that were given before it; such a take is refused and the refusal names them.
-            is_fixed = any(band.hard_fixed for band in self.snapshot().bands)
-            lost = is_fixed or self.snapshot().quarantined
-            if negative or not (lost or feasible(self.snapshot(), self.promised_units)):
-                self.monitor.fail(
-                    "chain.promises_covered",
-                    f"no layout holds what is live and the promised {self.promised_units} units",
-                )
-        if level >= CheckLevel.STRICT:
-            self._check_snapshot(self.snapshot())
-            self.order.fences.check()
-            for band in self.bands:
-                band.check()
-            for index in self.window_indices:
-                ids = self.bands[index].bound_ids()
-                if np.count_nonzero(self.owner.physical(ids)) != ids.size:
-                    self.monitor.fail(
-                        "chain.windows_on_owner",
-                        f"band {self.bands[index].geometry.name} binds a page without owner",
-                    )
+        monitor = self.monitor
+        if monitor.level < CheckLevel.WARN:
+            return
+        chain_checks.check_spans(self.bands, self.geometry, monitor)
+        self.order.check()
+        kept = self.snapshot()
+        fresh = self.build_snapshot(kept.epoch_count)
+        chain_checks.check_answers(self.bands, kept, fresh, monitor)
+        if monitor.level is CheckLevel.STRICT if deep is None else deep:
+            chain_checks.check_maps(self.bands, self.owner, self._windows, monitor)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -433,42 +472,6 @@ class ChainAllocator:
             ]
         )
 
-    def _build_snapshot(self, epoch_count: int) -> ChainSnapshot:
-        snapshot = ChainSnapshot(
-            self.geometry.arena_bytes,
-            self.geometry.sink_bytes,
-            tuple([band.snapshot() for band in self.bands]),
-            epoch_count=epoch_count,
-        )
-        if self.order.fences.is_empty and all(band.usage.is_clear for band in self.bands):
-            return snapshot
-        vacated = [(band.transferring_units(), band.geometry.unit_bytes) for band in self.bands]
-        return snapshot._replace(
-            blocked=self.order.fences.blocked(vacated),
-            quarantined=self.order.fences.quarantined(),
-        )
-
-    def _check_snapshot(self, kept: ChainSnapshot) -> None:
-        if kept != self._build_snapshot(kept.epoch_count):
-            self.monitor.fail(
-                "chain.snapshot_fresh", f"the snapshot of epoch {kept.epoch_count} is stale"
-            )
-
-    def _check_spans(self) -> None:
-        cursor_bytes = self.geometry.sink_bytes
-        for band in self.bands:
-            start, end = band.span
-            if start == end:
-                continue
-            unit_bytes = band.geometry.unit_bytes
-            if start * unit_bytes < cursor_bytes or end * unit_bytes > self.geometry.arena_bytes:
-                self.monitor.fail(
-                    "chain.spans_ordered",
-                    f"band {band.geometry.name} spans bytes [{start * unit_bytes}, "
-                    f"{end * unit_bytes}) below {cursor_bytes} or past the arena",
-                )
-            cursor_bytes = end * unit_bytes
-
     def _shortage(self, demand_units: UnitCounts) -> Shortage:
         """Explain why a demand, promises included, has no place; it may be transfers alone."""
         obstacle = why_not(self.snapshot(), demand_units)
@@ -484,7 +487,7 @@ class ChainAllocator:
             )
         by_transfer = obstacle.kind in (ObstacleKind.FIXED, ObstacleKind.BLOCKED)
         return Shortage(
-            reason=_reason(obstacle.kind),
+            reason=Reason.NO_IDS if obstacle.kind is ObstacleKind.IDS else Reason.NO_BYTES,
             band=self.bands[obstacle.band_index].geometry.name,
             short_units=obstacle.units_short_units,
             short_bytes=obstacle.bytes_short_bytes,
@@ -492,7 +495,3 @@ class ChainAllocator:
             remover="the transfer's end" if by_transfer else "a request that ends",
             waiting_helps=True,
         )
-
-
-def _reason(kind: ObstacleKind) -> Reason:
-    return Reason.NO_IDS if kind is ObstacleKind.IDS else Reason.NO_BYTES

@@ -4,6 +4,10 @@ A load is reserved, named, submitted and over, in this order, or cancelled befor
 What it takes is fixed until it has names, because whoever queues it notes places until then. A
 backup is submitted and over. Where units lie is looked up at submission: a move before it costs
 nothing, and one after it leaves a fence behind.
+
+Invariants:
+    copy.records_match: the units that are reserved in a band are those that open loads have not
+        named, each once and pinned; what a load named belongs to its value; numbers were used
 """
 
 import numpy as np
@@ -64,7 +68,7 @@ class Copies:
             return self.chain.explain(units)
         moves = self.chain.make_room(units)
         if isinstance(moves, Shortage):
-            return moves
+            return self.chain.excused(moves)
         self.numbers.use(number)
         signal = copy_signal(number)
         self.loads[number] = Load(
@@ -156,8 +160,8 @@ class Copies:
             if virtual.size:
                 kept = np.isin(value.bound[index], virtual, invert=True)
                 value.bound[index] = value.bound[index][kept]
-                band.release(virtual)
                 freed.append(Freed(index, virtual))
+        self.chain.release(freed)
         return freed
 
     # ---- backups --------------------------------------------------------------------------------
@@ -259,6 +263,33 @@ class Copies:
             for index, ids in enumerate(virtual)
             if ids.size
         )
+
+    def check(self) -> None:
+        """Check loads against their bands and values: copy.records_match."""
+        for number in (*self.loads, *self.backups):
+            if not 0 < number <= self.numbers.highest:
+                self._fail(f"copy {number} is open, the highest so far is {self.numbers.highest}")
+        for index, band in enumerate(self.chain.bands):
+            nameless = [load.nameless(index) for load in self.loads.values()]
+            held = np.sort(np.concatenate(nameless)) if nameless else _NONE
+            if not np.array_equal(held, band.reserved_places()):
+                self._fail(f"{held.size} units of band {self._name(index)} wait for their names")
+            for number, load in self.loads.items():
+                pinned = band.usage.units_of(UseKind.LOAD_RESERVATION, copy_signal(number))
+                expected = load.reserved.get(index, _NONE) if load.nameless(index).size else _NONE
+                if not np.array_equal(pinned, np.sort(expected)):
+                    self._fail(f"load {number} pins {pinned.size} units of {self._name(index)}")
+                if not load.submitted:
+                    self._check_named(number, load, index)
+
+    def _check_named(self, number: int, load: Load, index: int) -> None:
+        value = self.values.of_number.get(load.value_id)
+        named = load.named.get(index, _NONE)
+        if value is None or (named.size and not np.isin(named, value.bound[index]).all()):
+            self._fail(f"load {number} is into value {load.value_id}, which lacks what it named")
+
+    def _fail(self, problem: str) -> None:
+        self.chain.monitor.fail("copy.records_match", problem)
 
     def _unsubmitted(self, number: int) -> Load:
         load = self.loads.get(number)

@@ -11,11 +11,13 @@ the step's end is recorded, so that a wait for any launched step finds something
 
 Invariants:
     step.order: steps are launched and processed in order, each once;
-    processed <= retired <= launched.
+    step.counters_ordered: 0 <= processed <= retired <= launched, at most `STEPS_IN_FLIGHT_MAX` are
+        in flight, and the newest of those is what freed units pend under.
 """
 
 from collections import deque
 
+from kvd.alloc.checks import CheckMonitor
 from kvd.errors import OperationError
 from kvd_proto.errors import ErrorCode
 
@@ -115,3 +117,14 @@ class ForwardSteps:
     def was_aborted(self, step: int) -> bool:
         """Return whether a rank left this step's launch by an exception; for steps in flight."""
         return step in self._aborted
+
+    def check(self, monitor: CheckMonitor) -> None:
+        """Check the counters: step.counters_ordered."""
+        in_order = 0 <= self.processed_count <= self.retired_count <= self.launched_count
+        newest = self.launched_count if self.in_flight_count else 0
+        if not in_order or self.in_flight_count > STEPS_IN_FLIGHT_MAX or self.pending_key != newest:
+            monitor.fail(
+                "step.counters_ordered",
+                f"{self.launched_count} steps are launched, {self.retired_count} retired and "
+                f"{self.processed_count} processed; freed units pend under {self.pending_key}",
+            )

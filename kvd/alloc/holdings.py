@@ -2,7 +2,8 @@
 
 Invariants:
     request.rows_match_bands: requests and values hold exactly the bound units of every band;
-    request.promises_add_up: a band's promises are the sum of what its requests may still take.
+    request.promises_add_up: a band's promises are the sum of what its requests may still take;
+    request.rows_over_price: a row that is not marked uneven holds at most its peak in every band.
 """
 
 import numpy as np
@@ -121,15 +122,21 @@ class Holdings:
         self.uneven_count += rows.size - int(self.rows.uneven[rows].sum())
         self.rows.uneven[rows] = 1
 
-    def check(self) -> None:
-        """Check the chain and, in strict mode, that requests and bands tell the same story.
+    def check(self, *, deep: bool | None = None) -> None:
+        """Check the chain and prices, and if ``deep`` that requests and bands tell the same story.
 
-        Invariants: request.rows_match_bands, request.promises_add_up.
+        In strict mode everything is looked at anyway.
+
+        Invariants: request.rows_over_price, request.rows_match_bands, request.promises_add_up.
         """
-        self.chain.check()
-        if self.chain.monitor.level < CheckLevel.STRICT:
+        monitor = self.chain.monitor
+        if monitor.level < CheckLevel.WARN:
             return
+        self.chain.check(deep=deep)
         rows = self.rows.request_id.nonzero()[0]
+        if not (monitor.level is CheckLevel.STRICT if deep is None else deep):
+            self._check_prices(rows)
+            return
         for index, band in enumerate(self.chain.bands):
             held = np.concatenate((self.ids(index, rows), self.values.ids(index)))
             if not np.array_equal(np.sort(held), band.bound_ids()):
@@ -144,6 +151,19 @@ class Holdings:
                     "request.promises_add_up",
                     f"requests may still take {owed} units of band {band.geometry.name}, "
                     f"the band promised {band.promised_units}",
+                )
+        self._check_prices(rows)
+
+    def _check_prices(self, rows: Units) -> None:
+        """Check that rows which are not counted one by one keep to their peaks."""
+        even = rows[self.rows.uneven[rows] == 0]
+        for index, band in enumerate(self.chain.bands):
+            over = (self._held(index, even) > self.rows.peak_units[index][even]).nonzero()[0]
+            if over.size:
+                self.chain.monitor.fail(
+                    "request.rows_over_price",
+                    f"request {self.rows.request_id[even[over[0]]]} holds more units of band "
+                    f"{band.geometry.name} than it was priced to",
                 )
 
     def _held(self, index: int, rows: Units) -> Units:

@@ -63,7 +63,8 @@ class FreeIds:
         self._count = 0
         self.give(kept)
 
-    def ids(self) -> Ids:
-        """Return all free ids in hand-out order; for checks."""
-        order = (self._head + np.arange(self._count)) % self._ring.size
+    def ids(self, count_max: int | None = None) -> Ids:
+        """Return the free ids, or the next ``count_max``, in hand-out order; for checks."""
+        count = self._count if count_max is None else min(count_max, self._count)
+        order = (self._head + np.arange(count)) % self._ring.size
         return self._ring[order]

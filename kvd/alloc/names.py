@@ -4,6 +4,9 @@ Ids are chosen by the program and ascend, so that an id that was used tells itse
 never was. A request that was told to wait, or that was retracted, may be asked for again.
 """
 
+from itertools import islice
+from typing import NamedTuple
+
 import numpy as np
 
 from kvd.alloc.band import Units
@@ -16,6 +19,14 @@ WAITING_COUNT_MAX = 1 << 20
 """Requests that may wait at once: enough for any queue, small enough to bound memory."""
 
 
+class Asked(NamedTuple):
+    """What a request asked for when it was told to wait."""
+
+    prompt_tokens: int
+    new_tokens_max: int
+    chunk_tokens: int
+
+
 class RequestNames:
     """Rows by request id."""
 
@@ -24,7 +35,7 @@ class RequestNames:
         self.highest_id = 0
         self.epoch_count = 0
         """Moves whenever a request comes or goes, so that memos of row sets can be keyed by it."""
-        self._waiting: dict[int, None] = {}
+        self._waiting: dict[int, Asked | None] = {}
 
     def rows_of(self, request_ids: list[int]) -> Units:
         """Return the rows of live requests, in order.
@@ -81,10 +92,28 @@ class RequestNames:
         self.row_of[request] = row
         self.epoch_count += 1
 
-    def wait(self, request: int) -> None:
-        """Let an id be asked for again."""
+    def wait(self, request: int, asked: Asked | None = None) -> None:
+        """Let an id be asked for again; ``asked`` is what it was told to wait for."""
         self.highest_id = max(self.highest_id, request)
-        self._waiting[request] = None
+        self._waiting[request] = asked
+
+    @property
+    def waiting_count(self) -> int:
+        """Return how many requests were told to wait, or were retracted, and did not come back."""
+        return len(self._waiting)
+
+    @property
+    def highest_waiting_id(self) -> int:
+        """Return the highest id that waits, 0 if none does; for checks."""
+        return max(self._waiting, default=0)
+
+    def asked(self, count_max: int) -> list[tuple[int, Asked]]:
+        """Return the first requests that were told to wait, with what they asked for; for checks.
+
+        Those that were retracted are not among them: they had their place once.
+        """
+        found = ((request, asked) for request, asked in self._waiting.items() if asked is not None)
+        return list(islice(found, count_max))
 
     def waits(self, request: int) -> bool:
         """Return whether a request was told to wait, or was retracted, and did not come back."""

@@ -88,6 +88,21 @@ class PendingPages:
                 "band.conservation", f"band {band}: pending batches disagree with the unit map"
             )
 
+    def check_keys(self, monitor: CheckMonitor, band: str, steps: ForwardSteps) -> None:
+        """Check in constant time that what pends does so under steps in flight, nothing if none is.
+
+        Invariants: step.pending_keyed.
+        """
+        newest = self._batches[-1].step_index if self._batches else NO_KEY
+        in_flight = steps.processed_count < self.oldest_key <= newest <= steps.launched_count
+        if not in_flight if self._batches else self.unit_count or self.oldest_key != NO_KEY:
+            monitor.fail(
+                "step.pending_keyed",
+                f"band {band} has {self.unit_count} units pending under steps from "
+                f"{self.oldest_key} to {newest}, processed are {steps.processed_count} of "
+                f"{steps.launched_count}",
+            )
+
     def _pop(self) -> list[Units]:
         """Remove the oldest batch and return its parts."""
         batch = self._batches.popleft()

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from kvd.alloc.band import Freed, Units
 from kvd.alloc.chain import BandMoves, ChainAllocator, Shortage, UnitCounts
+from kvd.alloc.checks import CheckLevel
 from kvd.alloc.demand import DemandShape
 from kvd.alloc.holdings import Holdings
 from kvd.alloc.names import RequestNames
+from kvd.alloc.request_checks import check_requests
 from kvd.alloc.rows import RequestRows, ragged
 from kvd.alloc.values import Value, ValueTable
 from kvd.errors import OperationError
@@ -202,7 +204,10 @@ class RequestTable:
         freed = self.retract(ending)
         staying = np.isin(rows, ending, invert=True)
         grant = self.take(rows[staying], each[staying])
-        assert isinstance(grant, Grant), "victims ended for a take that found no room"
+        if not isinstance(grant, Grant):
+            self.chain.monitor.stop(
+                "chain.take_matches_answer", "victims ended for a take that found no room"
+            )
         return grant._replace(retracted=ending, freed=freed)
 
     def fewest_ending(self, victims: Units, ask: Callable[[Units], Ask]) -> Units | None:
@@ -285,7 +290,7 @@ class RequestTable:
     def _grant(self, growth: Growth) -> Grant | tuple[Shortage, int]:
         moves = self.chain.make_room(growth.wanted)
         if isinstance(moves, Shortage):
-            return moves, 0
+            return self.chain.excused(moves), 0
         columns, grown, need = self.rows, growth.grown, growth.need
         if growth.covered is not growth.wanted:
             self._note_exceeding(growth)
@@ -392,14 +397,15 @@ class RequestTable:
         virtual = columns.pages[page_rows, places]
         band = self.chain.bands[index]
         owed_before = self.holdings.owed(index, rows) if self.holdings.uneven_count else 0
-        band.release(virtual)
+        slid = Freed(index, virtual)
+        self.chain.release([slid])
         dropped_pages[rows] = keep_from
         slides_at[rows] = slides_next
         owed = virtual.size
         if self.holdings.uneven_count:
             owed = self.holdings.owed(index, rows) - owed_before
         band.promise(owed)
-        return Freed(index, virtual)
+        return slid
 
     # ---- ending ---------------------------------------------------------------------------------
 
@@ -412,8 +418,7 @@ class RequestTable:
         if chain.state_index is not None:
             slots_last = (*slots_last, chain.state_index)
         freed = [Freed(index, self.holdings.ids(index, rows)) for index in slots_last]
-        for index, virtual in freed:
-            chain.bands[index].release(virtual)
+        chain.release(freed)
         self._close(rows)
         return freed
 
@@ -441,6 +446,23 @@ class RequestTable:
         self.holdings.prefilling_count -= int(columns.prefilling[rows].sum())
         columns.clear(rows)
         columns.free.give(rows)
+
+    def check(self, *, deep: bool | None = None) -> None:
+        """Check what requests hold, the bands below, and if ``deep`` rows, names and values.
+
+        In strict mode everything is looked at anyway.
+        """
+        self.holdings.check(deep=deep)
+        monitor = self.chain.monitor
+        is_strict = monitor.level is CheckLevel.STRICT
+        if monitor.level >= CheckLevel.WARN and (is_strict if deep is None else deep):
+            check_requests(
+                self.names,
+                self.holdings,
+                context_tokens=self.context_tokens,
+                slotless_count=self.slotless_count,
+            )
+            self.values.check()
 
     # ---- inside ---------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ object per request: a decode step works on all of its rows at once.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvd.alloc.band import IOTA, Units
 from kvd.alloc.ids import FreeIds
@@ -55,7 +56,20 @@ class RequestRows:
 
     def clear(self, rows: Units) -> None:
         """Forget everything about rows that ended."""
-        for column in (
+        for column in self._cleared:
+            column[rows] = 0
+
+    def left_over(self, rows: Units) -> NDArray[np.bool_]:
+        """Return which rows are not as `clear` leaves them; for checks."""
+        dirty = np.zeros(rows.size, dtype=np.bool_)
+        for column in self._cleared:
+            dirty |= column[rows] != 0
+        return dirty
+
+    @property
+    def _cleared(self) -> list[Units]:
+        """Return the columns that are zero in free rows."""
+        return [
             self.request_id,
             self.opened_count,
             self.tokens,
@@ -70,11 +84,10 @@ class RequestRows:
             self.slot,
             self.promised,
             self.uneven,
-        ):
-            column[rows] = 0
-        for columns in (self.dropped_pages, self.slides_at_tokens, self.peak_units):
-            for column in columns:
-                column[rows] = 0
+            *self.dropped_pages,
+            *self.slides_at_tokens,
+            *self.peak_units,
+        ]
 
     def held_units(self, band_index: int, rows: Units, *, is_window: bool) -> Units:
         """Return the units of a token band that rows hold."""

@@ -3,10 +3,16 @@
 A send is posted and over. A receive is held until its places are told the peer, published, and
 over. A transfer that failed while its peer may go on is in quarantine: what it touches stays where
 it is and is not reused until somebody proves that the peer let go.
+
+Invariants:
+    transfer.hold_matches: a held transfer pins the units of its ids wherever they lie, one that is
+        not held pins none; only those a peer knows of are in quarantine; numbers were used
 """
 
 from collections.abc import Container, Sequence
 from enum import StrEnum
+
+import numpy as np
 
 from kvd.alloc.band import Units
 from kvd.alloc.chain import ChainAllocator
@@ -171,6 +177,21 @@ class Transfers:
         for band in self.chain.bands:
             band.usage.quarantine(signal)
         self.chain.order.fences.quarantine(signal)
+
+    def check(self) -> None:
+        """Check what held transfers pin: transfer.hold_matches."""
+        for number, transfer in self.open.items():
+            is_held = transfer.state is TransferState.HELD
+            matches = 0 < number <= self.numbers.highest and not (is_held and transfer.quarantined)
+            for band, ids in zip(self.chain.bands, transfer.virtual, strict=True):
+                pinned = band.usage.units_of(UseKind.RECEIVE_HOLD, transfer_signal(number))
+                expected = np.sort(band.physical(ids)) if is_held else pinned[:0]
+                matches = matches and np.array_equal(pinned, expected)
+            if not matches:
+                self.chain.monitor.fail(
+                    "transfer.hold_matches",
+                    f"transfer {number}, {transfer.state.value}, does not pin what it is into",
+                )
 
     # ---- whoever holds the units ----------------------------------------------------------------
 

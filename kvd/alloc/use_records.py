@@ -81,6 +81,10 @@ class UseRecords:
             self._facts = facts_of(self._uses, self._astray)
         return self._facts
 
+    def units_of(self, kind: UseKind, signal: Signal) -> Units:
+        """Return the units of one record, none if it is not open; for checks."""
+        return self._uses.get((kind, signal), NONE)
+
     def open(self, kind: UseKind, signal: Signal, units: Units | None) -> None:
         """Begin a use of units, in any order, or widen one; None: all that are or come live.
 

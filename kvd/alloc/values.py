@@ -2,6 +2,10 @@
 
 A value is what a cache keeps: it grows by nothing but loads, promises nothing, and ends by being
 evicted. Which value answers which prompt is its program's business.
+
+Invariants:
+    value.pages_ordered: a value's pages are distinct, those bound in a window are some of them in
+        their order, and its number was used
 """
 
 import numpy as np
@@ -75,26 +79,56 @@ class ValueTable:
 
         The chain is as at a start. Numbers go on: what was a value once is never another.
         """
-        self.numbers.highest = others.numbers.highest
-        for number in numbers:
-            other = others.of_number[number]
+        kept = [(number, others.of_number[number]) for number in numbers]
+        self.restore(
+            others.numbers.highest,
             # Nothing that could write it is left, so it is sealed for good.
-            self.of_number[number] = Value(
-                pages=other.pages, bound=other.bound, slot=other.slot, launched_count=0
-            )
+            {
+                number: Value(pages=it.pages, bound=it.bound, slot=it.slot, launched_count=0)
+                for number, it in kept
+            },
+            [
+                band.physical(_joined([others.ids_of(value, index) for _, value in kept]))
+                for index, band in enumerate(others.chain.bands)
+            ],
+        )
+
+    def restore(self, highest: int, values: dict[int, Value], physical: list[Units]) -> None:
+        """Hold values where they lie, given by their numbers; ``highest`` is the last one used.
+
+        The chain is as at a start. ``physical`` are the units of `ids`, band by band.
+        """
+        self.numbers.highest = highest
+        self.of_number.update(values)
         for index, band in enumerate(self.chain.bands):
-            virtual = self.ids(index)
-            band.adopt(virtual, others.chain.bands[index].physical(virtual))
+            band.adopt(self.ids(index), physical[index])
 
     def evict(self, numbers: list[int]) -> list[Freed]:
         """Give up values that are there, each once; return, per band, the ids that came back."""
         values = [self.of_number.pop(number) for number in numbers]
         freed: list[Freed] = []
-        for index, band in enumerate(self.chain.bands):
-            virtual = _joined([self.ids_of(value, index) for value in values])
-            band.release(virtual)
-            freed.append(Freed(index, virtual))
+        for index in range(len(self.chain.bands)):
+            freed.append(Freed(index, _joined([self.ids_of(value, index) for value in values])))
+        self.chain.release(freed)
         return freed
+
+    def check(self) -> None:
+        """Check every value by itself: value.pages_ordered.
+
+        That nobody else holds its units is `Holdings.check`'s.
+        """
+        for number, value in self.of_number.items():
+            is_one = np.unique(value.pages).size == value.pages.size
+            in_order = all(
+                np.array_equal(bound, value.pages[np.isin(value.pages, bound)])
+                for bound in value.bound.values()
+            )
+            if not (is_one and in_order and 0 < number <= self.numbers.highest):
+                self.chain.monitor.fail(
+                    "value.pages_ordered",
+                    f"value {number} of {value.pages.size} pages is bound in its windows in "
+                    f"another order, or elsewhere",
+                )
 
 
 def _joined(parts: list[Units]) -> Units:

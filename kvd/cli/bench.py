@@ -16,6 +16,7 @@ from kvd.cli.query import fetch_statistics, read_statistics
 from kvd.errors import SettingError, WorkloadError
 from kvd.presets import preset_names
 from kvd.setting import parse_bytes, show_bytes
+from kvd.testing.bench_apply import DEVICES, ApplyBench
 from kvd.testing.bench_capacity import (
     RIVALS,
     CapacityFailure,
@@ -24,11 +25,11 @@ from kvd.testing.bench_capacity import (
     measure_capacity,
     shared_presets,
 )
-from kvd.testing.bench_core import measure_core, measure_feasible
+from kvd.testing.bench_core import measure_core, measure_feasible, measure_levels
 from kvd.testing.bench_decode import CHUNK_TOKENS
 from kvd.testing.bench_figures import NS_PER_US, Figure
 from kvd.testing.bench_iteration import measure_iteration
-from kvd.testing.bench_moves import PLACES, measure_apply, measure_moves
+from kvd.testing.bench_moves import PLACES, measure_moves
 from kvd.testing.bench_rpc import CoreTotals, RpcSpec, measure_rpc
 from kvd.testing.bench_scale import measure_scale
 from kvd.testing.local import LocalDaemon
@@ -36,11 +37,14 @@ from kvd.testing.traces import EXCERPT_NAMES, excerpt, read_trace
 from kvd_proto.errors import KvdError
 
 SCHEMA: Final = "kvd.bench/1"
+PROFILED_ROWS: Final = 24
+"""Functions that `bench apply --profile` shows."""
 REQUESTS_COUNT: Final = 256
 PAGES: Final = "64,1"
 PACES_MS: Final = (0, 5)
 SECONDS: Final = 10.0
 CORE_STEPS_COUNT: Final = 400
+CHECKED_STEPS_COUNT: Final = 200
 PAGE_TOKENS_MAX: Final = 4096
 CAPACITY_PAGE_TOKENS: Final = 64
 BUDGETS: Final = ("40GiB", "80GiB")
@@ -154,6 +158,33 @@ def core(requests_count: int, pages: str, steps_count: int, seed_index: int, as_
         )
     figures += measure_feasible()
     _report("core", figures, as_json=as_json)
+
+
+@bench.command()
+@_requests_option
+@_page_option
+@click.option(
+    "--steps",
+    "steps_count",
+    type=click.IntRange(1, 100_000),
+    default=CHECKED_STEPS_COUNT,
+    help=f"Decode steps per repeat ({CHECKED_STEPS_COUNT}; strict takes a few, once).",
+)
+@_seed_option
+@_json_option
+def checks(
+    requests_count: int, pages: str, steps_count: int, seed_index: int, as_json: bool
+) -> None:
+    """Decode iterations at each level of checks, the work behind the reply included."""
+    figures: list[Figure] = []
+    for page_tokens in _page_sizes(pages):
+        figures += measure_levels(
+            requests_count=requests_count,
+            page_tokens=page_tokens,
+            steps_count=steps_count,
+            seed_index=seed_index,
+        )
+    _report("checks", figures, as_json=as_json)
 
 
 @bench.command()
@@ -284,7 +315,13 @@ def moves(device_name: str, size: str, seed_index: int, as_json: bool) -> None:
 
 
 @bench.command()
-@_device_option
+@click.option(
+    "--device",
+    "device_name",
+    type=click.Choice(tuple(DEVICES)),
+    default="cuda",
+    help="Where the memory lies (cuda; the target is about an H200); idle is cuda without a GPU.",
+)
 @_requests_option
 @_page_option
 @click.option(
@@ -294,6 +331,7 @@ def moves(device_name: str, size: str, seed_index: int, as_json: bool) -> None:
     default=CORE_STEPS_COUNT,
     help=f"Decode steps ({CORE_STEPS_COUNT}).",
 )
+@click.option("--profile", "profiles", is_flag=True, help="Say which function takes how much.")
 @_seed_option
 @_json_option
 def apply(
@@ -301,20 +339,36 @@ def apply(
     requests_count: int,
     pages: str,
     steps_count: int,
+    profiles: bool,
     seed_index: int,
     as_json: bool,
 ) -> None:
     """Check, assemble and enqueue the effects of decode steps: what they cost a rank's host."""
+    if profiles and as_json:
+        raise SettingError("--profile prints tables, so it does not go with --json")
     figures: list[Figure] = []
-    for page_tokens in _page_sizes(pages):
-        figures += measure_apply(
+    benches = [
+        ApplyBench(
             device_name,
             requests_count=requests_count,
             page_tokens=page_tokens,
             steps_count=steps_count,
             seed_index=seed_index,
         )
+        for page_tokens in _page_sizes(pages)
+    ]
+    for one in benches:
+        figures += one.measure()
     _report("apply", figures, as_json=as_json)
+    for one in benches if profiles else ():
+        print_table(
+            f"{one.name}: a step of the usual kind, without what profiling adds",
+            ("function", "calls", "us"),
+            [
+                (row.function, f"{row.calls:.1f}", f"{row.self_us:.2f}")
+                for row in one.profile()[:PROFILED_ROWS]
+            ],
+        )
 
 
 @bench.command()
@@ -394,9 +448,10 @@ def _report(name: str, figures: Sequence[Figure], *, as_json: bool) -> None:
         [
             (
                 figure.name,
-                f"{figure.value:.2f}",
+                # Ratios come within a percent of their targets.
+                f"{figure.value:.4f}" if figure.unit.startswith("x") else f"{figure.value:.2f}",
                 figure.unit,
-                "" if figure.target is None else f"<= {figure.target:g}",
+                "" if figure.target is None else f"<= {figure.target:.5g}",
                 _met(figure),
             )
             for figure in figures

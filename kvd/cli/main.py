@@ -32,6 +32,7 @@ SUBCOMMANDS: Final[dict[str, Subcommand]] = {
     "map": Subcommand("kvd.cli.map", "map_", "Draw the arena: bands, holes, pending pages."),
     "what-if": Subcommand("kvd.cli.what_if", "what_if", "Say whether a demand would fit, and how."),
     "replay": Subcommand("kvd.cli.replay", "replay", "Drive a request trace and check all bytes."),
+    "trace": Subcommand("kvd.cli.trace", "trace", "Record, replay and compare what was decided."),
     "release-quarantine": Subcommand(
         "kvd.cli.release_quarantine",
         "release_quarantine",

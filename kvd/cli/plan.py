@@ -11,8 +11,6 @@ from kvd.build import GroupStorage, StageStorage, build_group
 from kvd.cli.flags import setting_options
 from kvd.cli.output import print_json, print_table
 from kvd.config import (
-    EffectiveSetting,
-    Origin,
     effective,
     process_environment,
     settings_file,
@@ -20,6 +18,7 @@ from kvd.config import (
 from kvd.errors import SettingError
 from kvd.presets import preset_config, preset_names, read_config
 from kvd.price.geometry import BandGeometry
+from kvd.setting import EffectiveSetting, Origin
 from kvd_proto.memory import BandPlan, DeclaredConfig, ModelRole, SizingInputs
 
 SCHEMA: Final = "kvd.plan/1"

@@ -17,7 +17,7 @@ from kvd.testing.stress.program import Program, decode_program, encode_program
 from kvd.testing.stress.run import ORACLE_PERMILLE, run
 from kvd.testing.stress.shapes import SHAPES
 from kvd.testing.stress.shrink import attempt, shrink
-from kvd.testing.stress.sweep import SeedReport, jobs_of, play_all
+from kvd.testing.stress.sweep import Backend, SeedReport, jobs_of, play_all
 
 EXIT_FOUND: Final = 1
 SEEDS_COUNT: Final = 22
@@ -42,6 +42,13 @@ MS_PER_S: Final = 1000
     type=click.IntRange(1),
     metavar="M",
     help=f"Operations of each seed ({OPERATIONS_COUNT}).",
+)
+@click.option(
+    "--backend",
+    type=click.Choice([backend.value for backend in Backend]),
+    default=Backend.MODELLED.value,
+    help="What ranks are played on: modelled devices (modelled), processes of a real daemon with "
+    "faults (daemon), or the first GPU (cuda).",
 )
 @click.option(
     "--shape",
@@ -113,6 +120,7 @@ MS_PER_S: Final = 1000
 def stress(  # one parameter per option is how click works
     seeds_count: int,
     operations_max: int | None,
+    backend: str,
     shape: str | None,
     first_seed: int,
     processes_count: int,
@@ -132,7 +140,10 @@ def stress(  # one parameter per option is how click works
 
     Each seed is a program: requests, values, copies, transfers, forwards and deaths on a small
     stage with two ranks or more, whose devices run in an order that the seed draws. The exit code
-    is 1 if a check failed; the program is then made smaller and printed as a test.
+    is 1 if a check failed; the program is then made smaller and printed as a test. Behind a
+    daemon the same programs run in a process per rank, over messages that get lost, and ranks are
+    killed; on a GPU they run on real streams, without deaths and copies to host pools. What fails
+    there is printed as it is.
 
     With --mutants faults are planted instead, those that are named or all of them, and the exit
     code is 1 if one is not noticed.
@@ -158,6 +169,7 @@ def stress(  # one parameter per option is how click works
         shape=shape,
         first_seed=first_seed,
         oracle_permille=oracle_permille,
+        backend=Backend(backend),
     )
     started_s = time.monotonic()
     reports = play_all(jobs, processes_count=processes_count)
@@ -174,7 +186,9 @@ def stress(  # one parameter per option is how click works
     if shows_coverage:
         click.echo("\n".join(lines_of(counts)))
     for report in failed[:1]:
-        _show(decode_program(report.program_json), report.check, shrink_runs_max)
+        # What streams and processes did cannot be had again, and so not be made smaller.
+        runs_max = shrink_runs_max if backend == Backend.MODELLED else 0
+        _show(decode_program(report.program_json), report.check, runs_max)
     for report in failed:
         _write(out_path, f"{report.shape}-{report.seed_index}.json", report.program_json)
     sys.exit(EXIT_FOUND if failed else 0)

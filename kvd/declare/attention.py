@@ -1,8 +1,8 @@
 """Attention parts of a configuration: heads, latents, and how far each layer looks back."""
 
-from kvd.declare.fields import ConfigFields, shown
+from kvd.declare.fields import ConfigFields
 from kvd.declare.shard import RankShape
-from kvd.errors import DeclareError
+from kvd.errors import DeclareError, shown
 from kvd.units import exact_div
 from kvd_proto.memory import AttentionPart, LatentPart
 

@@ -15,7 +15,7 @@ from kvd.declare.attention import (
     layer_count_of,
     layer_windows,
 )
-from kvd.declare.fields import ConfigFields, shown
+from kvd.declare.fields import ConfigFields
 from kvd.declare.hybrid import (
     bamba_layers,
     falcon_h1_layers,
@@ -29,7 +29,7 @@ from kvd.declare.hybrid import (
     qwen3_next_layers,
 )
 from kvd.declare.shard import RankShape
-from kvd.errors import DeclareError
+from kvd.errors import DeclareError, shown
 from kvd_proto.memory import LayerDecl
 
 Layers: TypeAlias = tuple[LayerDecl, ...]

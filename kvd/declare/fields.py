@@ -1,11 +1,10 @@
 """Typed reading of a model configuration; every complaint names the key and the value found."""
 
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from kvd.errors import DeclareError
+from kvd.errors import DeclareError, shown
 
 _COUNT_MAX = 1 << 40
 """No real field comes near; beyond it the file is broken, and products would be absurd."""
@@ -113,10 +112,3 @@ class ConfigFields:
         if not count_min <= value <= _COUNT_MAX:
             raise DeclareError(f"{name} is {shown(value)}: expected {count_min} to {_COUNT_MAX}")
         return value
-
-
-def shown(value: object) -> str:
-    """Return a value as messages show it, cut short where a file holds an absurd one."""
-    short = reprlib.Repr()
-    short.maxstring = 80
-    return short.repr(value)

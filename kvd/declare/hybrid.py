@@ -12,7 +12,7 @@ from kvd.declare.attention import (
     layer_kinds,
     layer_windows,
 )
-from kvd.declare.fields import ConfigFields, shown
+from kvd.declare.fields import ConfigFields
 from kvd.declare.shard import RankShape
 from kvd.declare.state import (
     delta_attention_part,
@@ -22,7 +22,7 @@ from kvd.declare.state import (
     mamba2_part,
     short_conv_part,
 )
-from kvd.errors import DeclareError
+from kvd.errors import DeclareError, shown
 from kvd.units import exact_div
 from kvd_proto.memory import LayerDecl, StatePart
 

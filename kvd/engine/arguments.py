@@ -108,9 +108,10 @@ def check_units(
     ``within_room`` bounds each by what the band could hold if it had the arena alone.
     """
     if len(units) != len(bands) or min(units, default=0) < 0:
+        shown = f"{list(units[: len(bands)])!s:.120}"
         raise OperationError(
-            f"{what} is {list(units)!s:.120}; {len(bands)} counts of 0 or more are needed, "
-            f"one per band"
+            f"{what} has {len(units)} counts, {shown}; {len(bands)} counts of 0 or more are "
+            f"needed, one per band"
         )
     for band, count in zip(bands, units, strict=True):
         if within_room and count > band.room_units:

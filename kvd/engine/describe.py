@@ -10,7 +10,7 @@ from kvd_proto.codec import decode_operation
 from kvd_proto.errors import KvdError
 
 LIST_SHOWN_COUNT = 8
-_ID_FIELDS: dict[str, str] = {
+ID_FIELDS: dict[str, str] = {
     "requests": "<i8",
     "add": "<i8",
     "remove": "<i8",
@@ -18,6 +18,7 @@ _ID_FIELDS: dict[str, str] = {
     "values": "<i8",
     "virtual": "<i8",
 }
+"""Fields of operations that are arrays of 64-bit ids; all other arrays are of 32-bit counts."""
 
 
 def describe_operation(encoded: bytes) -> str:
@@ -29,7 +30,7 @@ def describe_operation(encoded: bytes) -> str:
     fields: list[str] = []
     for field in msgspec.structs.fields(operation):
         value = getattr(operation, field.name)
-        dtype = _ID_FIELDS.get(field.encode_name, "<i4")
+        dtype = ID_FIELDS.get(field.encode_name, "<i4")
         if isinstance(value, bytes):
             if not value:
                 continue

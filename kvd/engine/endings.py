@@ -3,8 +3,13 @@
 A rank's word is one-way and may be repeated. What counts is that the last rank has spoken: then the
 daemon logs its own entry `Released` at the next gate, so that pages come back at the same place of
 the log for everybody, however late the ranks were.
+
+Invariants:
+    ending.due_complete: words are about what runs and of ranks that are there; a copy or transfer
+        is due exactly if all ranks have spoken, but for a transfer that is in quarantine.
 """
 
+from kvd.alloc.checks import CheckMonitor
 from kvd.alloc.copies import Copies
 from kvd.alloc.transfers import Transfers
 from kvd_proto.operations import CopyEnded, Released, TransferEnded
@@ -79,3 +84,29 @@ class Endings:
         if not (copies or over or news):
             return None
         return Released(copies, tuple(failed), tuple(over), tuple(news))
+
+    def check(self, monitor: CheckMonitor) -> None:
+        """Check what ranks said against what runs: ending.due_complete."""
+        self._check_words(monitor, "copy", self._failed, self._due_copies)
+        self._check_words(monitor, "transfer", self._astray, self._due_transfers)
+
+    def _check_words(
+        self,
+        monitor: CheckMonitor,
+        what: str,
+        said_of: dict[int, dict[int, bool]],
+        due: dict[int, None],
+    ) -> None:
+        is_running = self._copies.is_running if what == "copy" else self._transfers.is_running
+        for number in (*said_of, *due):
+            said = said_of.get(number, {})
+            complete = sorted(said) == sorted(self._ranks)
+            transfer = self._transfers.open.get(number) if what == "transfer" else None
+            waits = number not in due and not (transfer is not None and transfer.quarantined)
+            known = is_running(number) and set(said) <= set(self._ranks)
+            if not known or complete == waits or (number in due and not complete):
+                monitor.fail(
+                    "ending.due_complete",
+                    f"ranks {sorted(said)} of {list(self._ranks)} say that {what} {number} is "
+                    f"over, which {'is' if number in due else 'is not'} due",
+                )

@@ -8,14 +8,17 @@ difference ends the incarnation: nobody can tell which rank is right.
 from collections import deque
 from dataclasses import dataclass
 
-from kvd.alloc.checks import CheckLevel
+from kvd.alloc.checks import IDLE_LEAKS, CheckLevel
 from kvd.build import StageStorage
 from kvd.engine.books import books
 from kvd.engine.describe import describe_operation
 from kvd.engine.endings import Endings
 from kvd.engine.legacy import Legacy
 from kvd.engine.log import LogRecord, StageLog
+from kvd.engine.shape import StageShape
 from kvd.engine.stage import DONE, StageEngine
+from kvd.engine.start import start_of
+from kvd.engine.watch import Watch
 from kvd.engine.what_if import what_if
 from kvd.errors import DivergenceError, OperationError, SessionError
 from kvd_proto.codec import (
@@ -85,7 +88,7 @@ class Incarnation:
 
     def __init__(
         self,
-        storage: StageStorage,
+        stage: StageStorage | StageShape,
         *,
         number: int,
         ranks: tuple[int, ...],
@@ -95,8 +98,12 @@ class Incarnation:
         idle_moves_max: int = 0,
         batch_moves_max: int = 0,
         legacy: Legacy | None = None,
+        leaks_raise: bool = True,
     ) -> None:
-        """Start with an empty stage, or with what the incarnation before left on this memory."""
+        """Start with an empty stage, or with what the incarnation before left on this memory.
+
+        Without ``leaks_raise`` a leak that is found at idle is counted, in strict mode aside.
+        """
         legacy = legacy or Legacy(0)
         start_position = legacy.end_position
         self.number = number
@@ -116,14 +123,25 @@ class Incarnation:
         self._lag_entries_max = lag_entries_max
         self._programs: dict[int, Program] = {}
         self._facts: dict[tuple[int, bytes], None] = {}
-        if legacy.engine is None:
-            self.engine = StageEngine(
-                storage, level=level, idle_moves_max=idle_moves_max, batch_moves_max=batch_moves_max
-            )
-        else:
-            self.engine = legacy.engine
+        self.engine = legacy.engine or StageEngine(
+            stage, level=level, idle_moves_max=idle_moves_max, batch_moves_max=batch_moves_max
+        )
+        self.start = start_of(
+            self.engine, number=number, ranks=ranks, position=start_position, legacy=legacy
+        )
+        if legacy.engine is not None:
             self._append(OWN_PROGRAM, 0, encode(TablesRewritten()), self.engine.bindings())
+        self.engine.monitor.counted = () if leaks_raise else IDLE_LEAKS
         self._endings = Endings(ranks, self.engine.uses.copies, self.engine.uses.transfers)
+        self.watch = Watch(
+            self.engine,
+            self.log,
+            self._endings,
+            applied=self.applied,
+            given=self.given,
+            confirmed=self.confirmed,
+        )
+        self.check_at(level)
         self._end: IncarnationEnd | None = None
         self._gate_due = False
         """Whether something of the daemon's own is to enter the log at the next gate."""
@@ -157,10 +175,18 @@ class Incarnation:
             return record.end_index, record.reply
         return record.end_index, self._reply(rank, record.end_position)
 
+    def check_at(self, level: CheckLevel) -> None:
+        """Check at this level from the next batch on."""
+        self.engine.monitor.level = level
+        is_strict = level is CheckLevel.STRICT
+        self._decide_one = self.watch.decide if is_strict else self.engine.decide
+
     def settle(self) -> None:
         """Do what the newest batch left for after its reply."""
         self.engine.settle()
         self._prune()
+        if self.ended is None:
+            self.watch.settle()
 
     def confirm(self, rank: int, applied_position: int) -> None:
         """Take in how far a rank has applied; raises SessionError for an impossible position."""
@@ -309,6 +335,8 @@ class Incarnation:
         state.batches.append(record)
         if not wrong and any(isinstance(operation, Idle) for operation in operations):
             state.idle = True
+            if self._is_idle:
+                self.watch.note_idle()
             if self._gate_due:
                 self._pass_gate()
         return record
@@ -342,7 +370,7 @@ class Incarnation:
                 f"{operation.position}, the log ends at {self.log.end_position}",
                 code=ErrorCode.STEP_ORDER,
             )
-        return self.engine.decide(program, operation)
+        return self._decide_one(program, operation)
 
     def _compare_batch(
         self, state: Program, *, program: int, rank: int, index: int, body: bytes
@@ -412,8 +440,16 @@ class Incarnation:
     def _submit(self) -> None:
         """Have the daemon's own entries enter the log at the next gate, or now if all is idle."""
         self._gate_due = True
-        if all(program.idle for program in self._programs.values()):
+        if self._is_idle:
             self._pass_gate()
+            if self.ended is None:
+                self.engine.settle()
+                self.watch.check_idle()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Return whether no program launches anything before its next batch."""
+        return all(program.idle for program in self._programs.values())
 
     def _pass_gate(self) -> None:
         """Log the daemon's own entries; the end of the incarnation stands last."""

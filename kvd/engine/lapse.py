@@ -1,4 +1,10 @@
-"""When promises lapse: counted in the batches of the program that was given them."""
+"""When promises lapse: counted in the batches of the program that was given them.
+
+Invariants:
+    lapse.dues_match: a request has at most one due, it is listed there, and no due is past.
+"""
+
+from kvd.alloc.checks import CheckMonitor
 
 Due = tuple[int, int]
 """A program, and how many of its batches have ended when the promise is over."""
@@ -39,3 +45,18 @@ class Lapses:
         for request in lapsed:
             del self._due_of[request]
         return lapsed
+
+    def check(self, monitor: CheckMonitor) -> None:
+        """Check that requests and dues name each other: lapse.dues_match."""
+        listed = [(request, due) for due, held in self._requests_of.items() for request in held]
+        past = [
+            (program, batch)
+            for program, batch in self._requests_of
+            if batch <= self._ended_count.get(program, 0)
+        ]
+        if past or sorted(listed) != sorted(self._due_of.items()):
+            monitor.fail(
+                "lapse.dues_match",
+                f"{len(self._due_of)} promises are to lapse, {len(listed)} are listed for it, and "
+                f"{len(past)} batches that they wait for are over",
+            )

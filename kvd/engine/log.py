@@ -4,11 +4,13 @@ An entry is kept while some rank has not applied it or may have to redo it, and 
 of the newest ones, for whoever wants to look back.
 
 Invariants:
-    log.positions_gapless: every entry follows the one before it; the first stands at position 1.
+    log.positions_gapless: every entry follows the one before it; the first stands at position 1;
+    log.bytes_exact: what is said to be kept is the size of the entries that are.
 """
 
 import msgspec
 
+from kvd.alloc.checks import CheckMonitor
 from kvd.errors import InvariantError, SessionError
 from kvd_proto.codec import join_reply
 from kvd_proto.errors import ErrorCode
@@ -100,3 +102,13 @@ class StageLog:
             )
             del self._records[:surplus]
             self._dropped_count += surplus
+
+    def check(self, monitor: CheckMonitor) -> None:
+        """Check what is said about the log: log.bytes_exact; linear in its entries."""
+        kept_bytes = sum(len(record.body) + len(record.entry) for record in self._records)
+        if kept_bytes != self.kept_bytes:
+            monitor.fail(
+                "log.bytes_exact",
+                f"{len(self._records)} entries are {kept_bytes} bytes, {self.kept_bytes} are "
+                f"said to be kept",
+            )

@@ -3,6 +3,10 @@
 Beside the operations on requests, of which `kvd.engine.stage` has one method each, these are the
 ones whose ends the program does not state itself: the ranks tell of them, and the daemon's own
 entry `Released` closes what the last of them has told of.
+
+Invariants:
+    ledger.uses_owned: whatever a ledger, a fence or a wait names beside steps is a copy or transfer
+        that is not over.
 """
 
 from collections import deque
@@ -13,6 +17,7 @@ from kvd.alloc.band import Units
 from kvd.alloc.chain import Shortage
 from kvd.alloc.copies import Copies
 from kvd.alloc.requests import RequestTable
+from kvd.alloc.signals import Signal, SignalKind
 from kvd.alloc.transfers import RECEIVES, Transfers
 from kvd.engine.arguments import (
     check_units,
@@ -128,6 +133,30 @@ class PageUses:
                 and not self._is_received(number)
             ]
         )
+
+    def check(self) -> None:
+        """Check copies, transfers, and that uses of units are theirs: ledger.uses_owned."""
+        self.copies.check()
+        self.transfers.check()
+        for band in self.chain.bands:
+            for _, signal, _ in band.usage.records():
+                self._check_owned(signal, f"a ledger of band {band.geometry.name}")
+        for _, signal, _ in self.chain.order.fences.records():
+            self._check_owned(signal, "a fence")
+        for signal in self.chain.order.waited:
+            self._check_owned(signal, "a wait")
+
+    def _check_owned(self, signal: Signal, where: str) -> None:
+        if signal.kind is SignalKind.COPY:
+            is_open = signal.number in self.copies.loads or signal.number in self.copies.backups
+        elif signal.kind is SignalKind.TRANSFER:
+            is_open = signal.number in self.transfers.open
+        else:
+            return
+        if not is_open:
+            self.chain.monitor.fail(
+                "ledger.uses_owned", f"{where} names {signal.kind} {signal.number}, which is over"
+            )
 
     # ---- values ---------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from kvd.engine.arguments import (
 from kvd.engine.lapse import Lapses
 from kvd.engine.outcome import OutcomeBuilder, refusal_of
 from kvd.engine.page_uses import PageUses
+from kvd.engine.shape import StageShape, shape_of
 from kvd.engine.standing import StandingSet
 from kvd.errors import OperationError
 from kvd_proto.operations import (
@@ -71,7 +72,7 @@ class StageEngine:
 
     def __init__(
         self,
-        storage: StageStorage,
+        stage: StageStorage | StageShape,
         *,
         level: CheckLevel,
         idle_moves_max: int = 0,
@@ -82,41 +83,40 @@ class StageEngine:
         ``idle_moves_max`` and ``batch_moves_max`` bound the units that an ``idle`` and a
         ``batch_end`` move in order to draw frontiers back; 0 moves nothing unasked.
         """
-        self._storage = storage
-        sized, plan = storage.sized, storage.storage
-        lifetimes = tuple(band.lifetime for band in plan.bands)
-        self.stage_index = plan.stage_index
+        self.shape = shape = shape_of(stage)
+        lifetimes = tuple(band.lifetime for band in shape.bands)
+        self.stage_index = shape.stage_index
         self.monitor = CheckMonitor(level)
         self.chain = ChainAllocator(
-            sized.geometry,
+            shape.geometry,
             lifetimes=lifetimes,
-            virtual_page_count=plan.virtual_page_count,
-            virtual_slot_count=plan.virtual_slot_count,
+            virtual_page_count=shape.virtual_page_count,
+            virtual_slot_count=shape.virtual_slot_count,
             monitor=self.monitor,
         )
         self.requests = RequestTable(
             self.chain,
-            row_count=plan.row_count,
-            row_pages=plan.row_pages,
-            context_tokens=plan.context_tokens,
+            row_count=shape.row_count,
+            row_pages=shape.row_pages,
+            context_tokens=shape.context_tokens,
             shape=DemandShape(
                 lifetimes=lifetimes,
-                window_tokens=tuple(band.window_tokens for band in plan.bands),
-                page_tokens=plan.page_tokens,
+                window_tokens=tuple(band.window_tokens for band in shape.bands),
+                page_tokens=shape.page_tokens,
                 slots_per_request_slots=1,
-                step_tokens=max(1, sized.draft_tokens),
-                overlap=sized.overlap,
-                context_tokens=plan.context_tokens,
+                step_tokens=shape.step_tokens,
+                overlap=shape.overlap,
+                context_tokens=shape.context_tokens,
             ),
-            chunk_tokens=sized.chunk_tokens,
+            chunk_tokens=shape.chunk_tokens,
         )
         self.steps = self.chain.steps
         self.counters = dict.fromkeys(
             ("admitted", "waited", "unschedulable", "taken_pages", "retracted", "lapsed"), 0
         )
         self.refusal_counts: dict[str, int] = {}
-        self._idle_moves_max = idle_moves_max
-        self._batch_moves_max = batch_moves_max
+        self.idle_moves_max = idle_moves_max
+        self.batch_moves_max = batch_moves_max
         self._lapses = Lapses()
         self._standing: dict[int, StandingSet] = {}
         self._refused_now: dict[int, None] = {}
@@ -149,8 +149,21 @@ class StageEngine:
         finally:
             self.monitor.deciding = False
         if self.monitor.level is CheckLevel.STRICT:
-            self.requests.holdings.check()
+            self.check()
         return outcome
+
+    def check(self, *, deep: bool | None = None) -> None:
+        """Check the books, and if ``deep``, as always in strict mode, everything from its maps.
+
+        Raises InvariantError, or counts what is not fatal; see `kvd.alloc.checks`.
+        """
+        self.requests.check(deep=deep)
+        self.chain.order.check_emitted()
+        if self.monitor.level is CheckLevel.STRICT if deep is None else deep:
+            self.uses.check()
+            self._lapses.check(self.monitor)
+            for standing in self._standing.values():
+                standing.check(self.requests)
 
     def settle(self) -> None:
         """Do what a batch's end owes: merge freed units into the ordered holes.
@@ -165,7 +178,7 @@ class StageEngine:
             epoch_count = self.requests.names.epoch_count
             if self.monitor.level is CheckLevel.WARN and self._checked_epoch_count != epoch_count:
                 self._checked_epoch_count = epoch_count
-                self.chain.check()
+                self.check()
 
     # ---- between incarnations -------------------------------------------------------------------
 
@@ -180,10 +193,10 @@ class StageEngine:
         if not numbers:
             return None
         survivor = StageEngine(
-            self._storage,
+            self.shape,
             level=self.monitor.level,
-            idle_moves_max=self._idle_moves_max,
-            batch_moves_max=self._batch_moves_max,
+            idle_moves_max=self.idle_moves_max,
+            batch_moves_max=self.batch_moves_max,
         )
         survivor.requests.values.adopt(self.requests.values, numbers)
         return survivor
@@ -200,7 +213,10 @@ class StageEngine:
     def release(self, entry: Released) -> Outcome:
         """Take in what is over on every rank; it enters where the daemon's own entries may."""
         self.settle()  # what a batch's end owes comes first, as before every operation
-        return self.uses.release(entry)
+        outcome = self.uses.release(entry)
+        if self.monitor.level is CheckLevel.STRICT:
+            self.check()
+        return outcome
 
     def abort_step(self, step: int) -> None:
         """Take in one rank's word that it left a launch: what that step writes is unknown."""
@@ -346,11 +362,11 @@ class StageEngine:
         demand = operation.demand_units
         bands = self.chain.geometry.bands
         check_units(demand, bands, what="relief.demand_units", within_room=True)
-        moved = (
-            self.chain.make_room(demand) if self.chain.fits(demand) else self.chain.explain(demand)
-        )
+        if not self.chain.fits(demand):
+            return self._refused(self.chain.explain(demand), 0)
+        moved = self.chain.make_room(demand)
         if isinstance(moved, Shortage):
-            return self._refused(moved, 0)
+            return self._refused(self.chain.excused(moved), 0)
         builder = OutcomeBuilder(self.chain)
         builder.moves(moved)
         return builder.build(Done())
@@ -385,7 +401,7 @@ class StageEngine:
         return Outcome(Done(), ((Wait(step),),)) if self.chain.process_step(step) else DONE
 
     def _idle(self, program: int, operation: Idle) -> Outcome:
-        return self._compact(self._idle_moves_max)
+        return self._compact(self.idle_moves_max)
 
     def _batch_end(self, program: int, operation: BatchEnd) -> Outcome:
         self._settle_due = True
@@ -396,7 +412,7 @@ class StageEngine:
             rows = np.array([row_of[item] for item in lapsed if item in row_of], dtype=np.int64)
             self.requests.holdings.lapse(rows)
             self.counters["lapsed"] += rows.size
-        return self._compact(self._batch_moves_max)
+        return self._compact(self.batch_moves_max)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -409,7 +425,10 @@ class StageEngine:
         return builder.build(Done())
 
     def _granted(self, grant: Grant | tuple[Shortage, int], builder: OutcomeBuilder) -> TakeResult:
-        assert isinstance(grant, Grant), "a promised take found no room"
+        if not isinstance(grant, Grant):
+            self.monitor.stop(
+                "chain.take_matches_answer", "the first take of an admitted request found no room"
+            )
         self.counters["taken_pages"] += grant.virtual.size
         self.counters["retracted"] += grant.retracted.size
         return builder.grant(grant)

@@ -1,6 +1,9 @@
 """A program's standing set: the running requests, named once and then by their absence.
 
 A steady decode step names no ids at all; the set changes only when requests come or go.
+
+Invariants:
+    standing.rows_live: the rows of a set are distinct, and once looked at those of live requests.
 """
 
 import numpy as np
@@ -54,3 +57,14 @@ class StandingSet:
         kept = rows[member[rows]]
         self._rows = np.concatenate((kept, joining))
         self._opened = table.rows.opened_count[self._rows]
+
+    def check(self, table: RequestTable) -> None:
+        """Check the rows of the set: standing.rows_live."""
+        alive = table.rows.opened_count[self._rows] == self._opened
+        is_fresh = self._epoch_count == table.names.epoch_count
+        if np.unique(self._rows).size != self._rows.size or (is_fresh and not alive.all()):
+            table.chain.monitor.fail(
+                "standing.rows_live",
+                f"the standing set has rows {self._rows.tolist()!r:.80}, of which "
+                f"{np.count_nonzero(alive)} are of live requests",
+            )

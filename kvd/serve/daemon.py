@@ -30,6 +30,7 @@ from kvd.serve.memory import DescriptorKeeper
 from kvd.serve.metrics import start_metrics
 from kvd.serve.observe import Observatory, Published
 from kvd.serve.quiet import DriverCheck
+from kvd.serve.recorder import TraceRecorder
 from kvd.serve.router import Router
 from kvd.serve.runtime import (
     DaemonLock,
@@ -92,6 +93,16 @@ class Daemon:
                 keeper=keeper,
                 send=self._send,
                 log=log,
+                recorder=(
+                    None
+                    if serve.trace_dir is None
+                    else TraceRecorder(
+                        serve.trace_dir,
+                        bytes_max=serve.trace_bytes_max,
+                        epoch=self._epoch,
+                        log=log,
+                    )
+                ),
             )
             self._open_sockets(serve, undo)
             if serve.metrics_port:
@@ -257,6 +268,7 @@ def group_settings(
             kv_dtype=sizing.kv_dtype,
         ),
         level=CheckLevel[serve.check_level.upper()],
+        leaks_raise=serve.idle_leaks == "raise",
         ring_entry_count_max=serve.log_ring_count,
         lag_entry_count_max=serve.rank_lag_count_max,
         idle_moves_max=serve.idle_move_units_max,

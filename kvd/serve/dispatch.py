@@ -12,12 +12,23 @@ from time import perf_counter_ns
 
 from kvd.engine.incarnation import Incarnation
 from kvd.errors import DivergenceError, InvariantError, SessionError
-from kvd.serve.group import GroupSettings, Running, Session
+from kvd.serve.group import Group, GroupSettings, Running, Session
 from kvd.serve.lobby import Lobby, Send
 from kvd.serve.memory import DescriptorKeeper
+from kvd.serve.recorder import Recorder
 from kvd.serve.timing import CoreTimes
 from kvd_proto.codec import decode_control, decode_header, encode
-from kvd_proto.control import Ack, Books, ErrorReply, Header, MessageKind, WhatIf
+from kvd_proto.control import (
+    Ack,
+    Books,
+    Bye,
+    Control,
+    ErrorReply,
+    Header,
+    MessageKind,
+    Ping,
+    WhatIf,
+)
 from kvd_proto.errors import ErrorCode, FrameError, KvdError
 
 
@@ -42,8 +53,17 @@ class Dispatcher:
         keeper: DescriptorKeeper,
         send: Send,
         log: Callable[[str], None],
+        recorder: Recorder | None = None,
     ) -> None:
-        self.lobby = Lobby(loop, settings=settings, keeper=keeper, send=send, log=log, owner=self)
+        self.lobby = Lobby(
+            loop,
+            settings=settings,
+            keeper=keeper,
+            send=send,
+            log=log,
+            owner=self,
+            recorder=recorder,
+        )
         self.core_times = CoreTimes()
         self.error_counts: dict[str, int] = {}
         self._loop = loop
@@ -51,7 +71,8 @@ class Dispatcher:
         self._send = send
         self._log = log
         self._parked: list[Parked] = []
-        self._unsettled: Incarnation | None = None
+        self._unsettled: tuple[Group, Incarnation] | None = None
+        self._recorder = recorder
 
     # ---- messages -------------------------------------------------------------------------------
 
@@ -87,10 +108,21 @@ class Dispatcher:
 
     def after_send(self) -> None:
         """Do what the newest batch left for after its reply, and wake who waited for it."""
-        incarnation = self._unsettled
-        if incarnation is not None:
-            self._unsettled = None
+        if self._unsettled is None:
+            return
+        group, incarnation = self._unsettled
+        self._unsettled = None
+        try:
+            if self._recorder is not None:
+                self._recorder.look(incarnation)
             incarnation.settle()
+        except InvariantError as error:
+            self.lobby.end_group(group, error.message, code=error.code)
+        news = incarnation.engine.monitor.news
+        if news:
+            for line in news:
+                self._log(f"event=check_broken group={group.name} said={line!r}")
+            news.clear()
 
     def refuse(self, identity: bytes, token: int, error: KvdError, *, index: int = 0) -> None:
         """Answer a message with an error and count it; ``index`` says which message it was."""
@@ -140,7 +172,7 @@ class Dispatcher:
         )
         self.core_times.add(perf_counter_ns() - started_ns)
         self._send(session.identity, answer, reply)
-        self._unsettled = incarnation
+        self._unsettled = session.group, incarnation
         if running.has_followers:
             self._wake_followers(running, stage)
         if self._parked:
@@ -154,6 +186,7 @@ class Dispatcher:
         assert running is not None
         incarnation = running.stages[stage]
         if header.kind is MessageKind.FOLLOW:
+            _check_body(header, body, Ping)
             incarnation.confirm(rank, header.position)
             session.following = True
             self._wake_followers(running, stage)
@@ -166,12 +199,14 @@ class Dispatcher:
                 cause = f"{session.describe()} cannot go on: {failed.reason}"
                 self.lobby.end_group(session.group, cause, code=ErrorCode.RANK_LOST)
         elif header.kind is MessageKind.PING:
+            _check_body(header, body, Ping)
             incarnation.confirm(rank, header.position)
             self._ack(session)
             self._retry_parked()
         elif header.kind is MessageKind.ASK:
             self._ask(session, incarnation, header, body)
         elif header.kind is MessageKind.BYE:
+            _check_body(header, body, Bye)
             self._ack(session)
             cause = f"{session.describe()} left"
             self.lobby.end_group(session.group, cause, code=ErrorCode.RANK_LOST)
@@ -307,6 +342,20 @@ class Dispatcher:
         if session is not None and (fatal or error.code is ErrorCode.INTERNAL):
             self.lobby.end_group(session.group, error.message, code=error.code)
         self.refuse(identity, token, error, index=index)
+
+
+def _check_body(header: Header, body: bytes, expected: type[Control]) -> None:
+    """Raise KvdError unless the body is what a kind of message has, though nothing is read in it.
+
+    A header alone is a few bytes, which damage may turn into another kind's.
+    """
+    found = decode_control(body)
+    if not isinstance(found, expected):
+        raise SessionError(
+            f"message kind {header.kind.value} has a body of {type(found).__name__}; "
+            f"{expected.__name__} is expected",
+            code=ErrorCode.BAD_FRAME,
+        )
 
 
 def _without_torn_headers(frames: list[bytes]) -> list[bytes]:

@@ -7,6 +7,7 @@ all: requests are gone from the books at once, the memory only when it is quiet.
 
 import re
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -29,6 +30,8 @@ from kvd_proto.version import PROTOCOL_VERSION
 
 _GROUP_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Holders take it as part of a descriptor's name."""
+MISSING_NAMED_COUNT = 16
+"""Ranks that are named where a group waits for more: a hello may claim a million of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class GroupSettings:
     """Number of this run of the daemon, in every message."""
     sizing: SizingInputs
     level: CheckLevel
+    leaks_raise: bool
     ring_entry_count_max: int
     lag_entry_count_max: int
     idle_moves_max: int
@@ -123,6 +127,11 @@ class Group:
         return self.tp * self.pp
 
     @property
+    def stages(self) -> tuple[Incarnation, ...]:
+        """Return the engines of the incarnation that runs; none if none does."""
+        return () if self.running is None else self.running.stages
+
+    @property
     def state(self) -> str:
         """Return what the group is doing, in one word."""
         if self.running is not None:
@@ -138,13 +147,16 @@ class Group:
         return not (self.waiting or self.running or memory.leaving or memory.has_survivors)
 
     def missing(self) -> list[str]:
-        """Return the ranks that have not said hello, in words."""
-        return [
+        """Return the ranks that have not said hello, in words; of many only the first ones."""
+        absent = (
             f"stage {stage} rank {rank}"
             for stage in range(self.pp)
             for rank in range(self.tp)
             if (stage, rank) not in self.waiting
-        ]
+        )
+        named = list(islice(absent, MISSING_NAMED_COUNT))
+        rest_count = self.rank_count - len(self.waiting) - len(named)
+        return [*named, f"{rest_count} more ranks"] if rest_count else named
 
     def join(self, session: Session) -> None:
         """Add a rank that said hello; raises ServeError if it does not belong."""
@@ -205,6 +217,7 @@ class Group:
                     number=number,
                     ranks=tuple(range(self.tp)),
                     level=self._settings.level,
+                    leaks_raise=self._settings.leaks_raise,
                     ring_entries_max=self._settings.ring_entry_count_max,
                     lag_entries_max=self._settings.lag_entry_count_max,
                     idle_moves_max=self._settings.idle_moves_max,

@@ -14,9 +14,10 @@ from kvd.errors import ServeError, SessionError
 from kvd.serve.group import Group, GroupSettings, Session, check_hello
 from kvd.serve.lifeline import Lifeline, LifelineServer
 from kvd.serve.memory import DescriptorKeeper
+from kvd.serve.recorder import Recorder
 from kvd_proto.codec import decode_control, encode
 from kvd_proto.control import Descriptors, FreeQuarantined, Header, Hello, MessageKind, Role
-from kvd_proto.errors import ErrorCode, KvdError
+from kvd_proto.errors import ErrorCode, KvdError, clip_text
 from kvd_proto.version import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN
 
 QUIET_POLL_S = 0.005
@@ -52,6 +53,7 @@ class Lobby:
         send: Send,
         log: Callable[[str], None],
         owner: LobbyOwner,
+        recorder: Recorder | None = None,
     ) -> None:
         self.groups: dict[str, Group] = {}
         self.sessions: dict[int, Session] = {}
@@ -62,6 +64,7 @@ class Lobby:
         self._send = send
         self._log = log
         self._owner = owner
+        self._recorder = recorder
         self._lifelines: LifelineServer | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -127,6 +130,9 @@ class Lobby:
             self._turn_away(group, error)
             return
         assert group.running is not None
+        if self._recorder is not None:
+            for incarnation in group.stages:
+                self._recorder.begin(group.name, incarnation)
         for session in sessions:
             welcome = welcomes[session.key]
             header = Header(MessageKind.WELCOME, self._settings.epoch, session.token)
@@ -252,8 +258,13 @@ class Lobby:
         """End a group's incarnation, if it has one, and give memory back as it falls quiet."""
         if group.running is None:
             return
+        stages = group.stages
+        cause = clip_text(cause)  # a rank's own words may be in it
         self._log(f"event=incarnation_end group={group.name} code={code.value} cause={cause!r}")
         sessions = group.end(cause, code=code, now_s=monotonic())
+        if self._recorder is not None:
+            for incarnation in stages:
+                self._recorder.end(incarnation)
         self._owner.sessions_ended(sessions)
         for session in sessions:
             if not session.lifeline.connected:
@@ -330,11 +341,12 @@ class Lobby:
                 "evidence is empty: say what proves that nobody touches the memory any more",
                 code=ErrorCode.BAD_ARGUMENT,
             )
+        evidence = clip_text(request.evidence)
         self._log(
             f"event=quarantine_overruled group={request.group} rank={item.rank!r} "
-            f"by_process={pid} evidence={request.evidence!r} reason={item.reason!r}"
+            f"by_process={pid} evidence={evidence!r} reason={item.reason!r}"
         )
-        item.free_on_proof(request.evidence)
+        item.free_on_proof(evidence)
 
     # ---- descriptors ----------------------------------------------------------------------------
 

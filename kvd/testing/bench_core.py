@@ -8,7 +8,7 @@ same work, and nothing of a client runs between two batches.
 import gc
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Final
@@ -41,6 +41,7 @@ FULL_SIZE_COUNT: Final = 256
 FEASIBLE_US_MAX: Final = {3: 15.0, 6: 40.0}
 WARM_UP_COUNT: Final = 64
 RING_ENTRIES: Final = 4096
+STRICT_STEPS_COUNT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +120,67 @@ def record(
     return Recording(storage, bodies, setup_count)
 
 
-def replay(recording: Recording) -> Times:
-    """Decide the recorded batches on a fresh core; return the nanoseconds of those measured."""
+def measure_levels(
+    *, requests_count: int, page_tokens: int, steps_count: int, seed_index: int
+) -> list[Figure]:
+    """Return what a decode step takes at each level of checks, reply and all that is due behind it.
+
+    Off and warn take turns, so that whatever else the machine does meets both alike. Strict goes
+    through every map after every operation: a few of its steps, once, say enough.
+    """
+    recording = record(
+        requests_count=requests_count,
+        page_tokens=page_tokens,
+        steps_count=steps_count,
+        seed_index=seed_index,
+    )
+    found: dict[CheckLevel, list[Times]] = {level: [] for level in CheckLevel}
+    for _ in range(REPEAT_COUNT):
+        for level in (CheckLevel.OFF, CheckLevel.WARN):
+            found[level].append(replay(recording, level=level, settled=True))
+    few = recording.bodies[: recording.setup_count + STRICT_STEPS_COUNT]
+    strict = replace(recording, bodies=few)
+    found[CheckLevel.STRICT].append(replay(strict, level=CheckLevel.STRICT, settled=True))
+    medians = {
+        level: min(percentile_us(each, 50) for each in times) for level, times in found.items()
+    }
+    name = f"page{page_tokens}_checks"
+    figures = [
+        Figure(f"{name}_{level.word}_step_p50", median, "us") for level, median in medians.items()
+    ]
+    for level in (CheckLevel.WARN, CheckLevel.STRICT):
+        ratio = medians[level] / medians[CheckLevel.OFF]
+        figures.append(Figure(f"{name}_{level.word}_ratio", ratio, "x off"))
+    means = {
+        level: min(float(np.mean(each)) for each in times) / 1000 for level, times in found.items()
+    }
+    figures += [
+        Figure(f"{name}_{level.word}_step_mean", mean, "us") for level, mean in means.items()
+    ]
+    return figures
+
+
+def replay(
+    recording: Recording, *, level: CheckLevel = CheckLevel.WARN, settled: bool = False
+) -> Times:
+    """Decide the recorded batches on a fresh core; return the nanoseconds of those measured.
+
+    They end at the reply or, ``settled``, with what is done behind it.
+    """
     incarnation = _incarnation(recording.storage)
     times: list[int] = []
     gc.collect()
     gc.freeze()
-    for body in recording.bodies:
+    for place, body in enumerate(recording.bodies):
+        if place == recording.setup_count:
+            incarnation.check_at(level)
         index = incarnation.next_index(0)
         started_ns = perf_counter_ns()
         incarnation.batch(rank=0, program=0, index=index, body=body)
-        times.append(perf_counter_ns() - started_ns)
+        replied_ns = perf_counter_ns()
         # As in the daemon: behind the reply, and the rank has applied it before it asks again.
         incarnation.settle()
+        times.append((perf_counter_ns() if settled else replied_ns) - started_ns)
         incarnation.confirm(0, incarnation.log.end_position)
     return np.array(times[recording.setup_count :], dtype=np.int64)
 

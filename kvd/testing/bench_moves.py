@@ -1,31 +1,24 @@
-"""Work on memory: page moves beside a plain copy, and what applying a decode step costs the host.
+"""Page moves beside a plain copy.
 
-Both run on either device. The targets are about a GPU; the host device is there to see that the
+They run on either device. The targets are about a GPU; the host device is there to see that the
 benchmark itself works.
 """
 
-import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from time import perf_counter_ns
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from kvd.errors import WorkloadError
-from kvd.testing.bench_core import record, replies
-from kvd.testing.bench_figures import REPEAT_COUNT, Figure, Times, percentile_us
-from kvd_client.device.apply import Applier
-from kvd_client.device.assembly import decode_columns
+from kvd.testing.bench_figures import REPEAT_COUNT, Figure
 from kvd_client.device.descriptors import create_memory
 from kvd_client.device.fences import FencePage, create_fence_page
 from kvd_client.device.host.device import host_device
 from kvd_client.device.port import Device, IntArray, Memory, Stream
-from kvd_proto.codec import decode_reply
-from kvd_proto.memory import StoragePlan
-from kvd_proto.outcomes import Outcome
 
 KiB: Final = 1 << 10
 PAGES_BYTES: Final = (8 * KiB, 64 * KiB, 256 * KiB, 2048 * KiB)
@@ -177,92 +170,6 @@ def measure_moves(
             Figure(f"{name}_ratio", ratio, "x copy", 1 / COPY_SHARE_MIN if has_target else None),
         ]
     return figures
-
-
-def measure_apply(
-    device_name: str, *, requests_count: int, page_tokens: int, steps_count: int, seed_index: int
-) -> list[Figure]:
-    """Return what the effects of a decode step cost the host: checked, assembled and enqueued.
-
-    The replies are those of the benchmark `core`, of a step each. ``tight`` is the best of the
-    repeats, one reply after the other; ``paced`` waits until the device is done with each, as an
-    engine does, and so begins each on colder caches.
-    """
-    recording = record(
-        requests_count=requests_count,
-        page_tokens=page_tokens,
-        steps_count=steps_count,
-        seed_index=seed_index,
-    )
-    steps = [
-        tuple(entry.outcome for entry in decode_reply(reply).entries)
-        for reply in replies(recording)
-    ]
-    plan = recording.storage.storage
-    place = PLACES[device_name](plan.total_bytes)
-    tight: list[_Applied] = []
-    try:
-        for _ in range(REPEAT_COUNT):
-            tight.append(_apply(place, plan, steps, recording.setup_count, drain_steps=DRAIN_STEPS))
-        paced = _apply(place, plan, steps, recording.setup_count, drain_steps=1)
-    finally:
-        place.close()
-    best = min(tight, key=lambda one: percentile_us(one.whole, 50))
-    has_target = device_name == "cuda" and requests_count == FULL_SIZE_COUNT and page_tokens > 1
-    name = f"{device_name}_page{page_tokens}_apply"
-    figures: list[Figure] = []
-    for pace, one in (("tight", best), ("paced", paced)):
-        target = APPLY_US_MAX if has_target and pace == "tight" else None
-        figures += [
-            Figure(f"{name}_{pace}_p50", percentile_us(one.whole, 50), "us", target),
-            Figure(f"{name}_{pace}_p99", percentile_us(one.whole, 99), "us"),
-            Figure(f"{name}_{pace}_enqueue_p50", percentile_us(one.enqueued, 50), "us"),
-        ]
-    return [*figures, Figure(f"{name}_samples", float(len(best.whole)), "steps")]
-
-
-class _Applied(NamedTuple):
-    """Nanoseconds of each step: all of it, and the part that gives work to the device."""
-
-    whole: Times
-    enqueued: Times
-
-
-def _apply(
-    place: Place,
-    plan: StoragePlan,
-    steps: Sequence[Sequence[Outcome]],
-    setup_count: int,
-    *,
-    drain_steps: int,
-) -> _Applied:
-    """Apply all replies from the first on; the device is waited for after every so many."""
-    applier = Applier(device=place.device, memory=place.memory, plan=plan, stream=place.stream)
-    applier.clear()
-    applier.prewarm()
-    whole: list[int] = []
-    enqueued: list[int] = []
-    gc.collect()
-    gc.freeze()
-    for number, outcomes in enumerate(steps):
-        # Decoded by the client before, for the results; cleared by the forward, later.
-        columns = decode_columns(outcomes)
-        applier.take_launch_work()
-        # As many steps as batches at most were launched before, in this stream's order.
-        applier.note_ordered_step(number + 1)
-        started_ns = perf_counter_ns()
-        checked = applier.assemble_reply(applier.applied + 1, outcomes, columns)
-        assembled_ns = perf_counter_ns()
-        applier.enqueue_reply(checked)
-        ended_ns = perf_counter_ns()
-        whole.append(ended_ns - started_ns)
-        enqueued.append(ended_ns - assembled_ns)
-        if number % drain_steps == 0:
-            place.stream.synchronize(DEADLINE_MS)
-    return _Applied(
-        np.array(whole[setup_count:], dtype=np.int64),
-        np.array(enqueued[setup_count:], dtype=np.int64),
-    )
 
 
 def _move_ms(place: Place, page_bytes: int, moved_bytes: int, drawn: np.random.Generator) -> float:

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from kvd.errors import LostError
 from kvd_client.transport import Frames, MemoryDescriptor, Transport
 from kvd_proto.control import Ticket
 
@@ -47,10 +48,6 @@ class FaultRates(msgspec.Struct, frozen=True, kw_only=True):
     double_permille: int = 0
     repeat_old_permille: int = 0
     delay_permille: int = 0
-
-
-class LostError(Exception):
-    """Raised by a faulty transport in place of what interrupts a call; the call may be repeated."""
 
 
 class FaultyTransport:

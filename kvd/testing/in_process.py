@@ -1,8 +1,8 @@
 """A daemon without a process: the real engine of one stage behind a function."""
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final, NewType
 
 from kvd.alloc.checks import CheckLevel
@@ -144,10 +144,17 @@ class InProcessDaemon:
 class RankMemories:
     """Arena and fence page of every rank, kept as a daemon and its holder keep them."""
 
-    def __init__(self, total_bytes: int, *, ranks: int) -> None:
+    def __init__(
+        self,
+        total_bytes: int,
+        *,
+        ranks: int,
+        new_arena: Callable[[str, int], int] = create_memory,
+    ) -> None:
+        """Make everything; ``new_arena`` returns the descriptor of memory of so many bytes."""
         self._total_bytes = total_bytes
         self._stack = ExitStack()
-        self._arenas = [self._kept(create_memory(f"arena-{i}", total_bytes)) for i in range(ranks)]
+        self._arenas = [self._kept(new_arena(f"arena-{i}", total_bytes)) for i in range(ranks)]
         self._pages = [self._kept(create_fence_page(f"fence-{i}")) for i in range(ranks)]
 
     def hand_out(self, rank: int) -> dict[str, MemoryDescriptor]:
@@ -156,6 +163,15 @@ class RankMemories:
             ARENA_NAME: MemoryDescriptor(os.dup(self._arenas[rank]), self._total_bytes),
             FENCE_NAME: MemoryDescriptor(os.dup(self._pages[rank]), PAGE_BYTES),
         }
+
+    @contextmanager
+    def opened(self, rank: int) -> Generator[int]:
+        """Lend a descriptor of a rank's arena."""
+        descriptor = os.dup(self._arenas[rank])
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Close all descriptors; mappings stay as long as they are used."""

@@ -4,6 +4,10 @@ KvdError                 root of every error that kvd raises, here, in the daemo
 """
 
 from enum import StrEnum
+from typing import Final
+
+MESSAGE_CHARACTERS_MAX: Final = 1000
+"""Longest message of an error; what a peer or a file said may be as long as a frame."""
 
 
 class ErrorCode(StrEnum):
@@ -75,12 +79,25 @@ class ErrorCode(StrEnum):
     """A fault of kvd itself."""
 
 
+def clip_text(text: str) -> str:
+    """Return a text that is no longer than an error's message may be, its start and end kept."""
+    if len(text) <= MESSAGE_CHARACTERS_MAX:
+        return text
+    half = MESSAGE_CHARACTERS_MAX // 2 - 20
+    return f"{text[:half]} ... ({len(text)} characters) ... {text[-half:]}"
+
+
 class KvdError(Exception):
-    """Root of all errors of kvd; carries a stable code and whether trying again can help."""
+    """Root of all errors of kvd; carries a stable code and whether trying again can help.
+
+    A message is cut to `MESSAGE_CHARACTERS_MAX`: it is answered, logged and kept, and the value
+    that it names may be of any length.
+    """
 
     def __init__(
         self, message: str, *, code: ErrorCode = ErrorCode.INTERNAL, retry: bool = False
     ) -> None:
+        message = clip_text(message)
         super().__init__(message)
         self.message = message
         self.code = code

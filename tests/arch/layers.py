@@ -34,8 +34,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "kvd.config": (*_BASE, "kvd.setting"),
     "kvd.presets": _BASE,
     "kvd.hold": (*_BASE, *_RIM, *_MEMORY),
-    "kvd.serve": ("kvd_proto", *ORDER, *_RIM, *_MEMORY, "kvd.hold"),
-    "kvd.testing": ("kvd_proto", "kvd_client", *ORDER, "kvd.presets"),
+    "kvd.trace": ("kvd_proto", *ORDER),
+    "kvd.serve": ("kvd_proto", *ORDER, *_RIM, *_MEMORY, "kvd.hold", "kvd.trace"),
+    "kvd.testing": ("kvd_proto", "kvd_client", *ORDER, "kvd.presets", "kvd.trace"),
     "kvd.cli": ("kvd_proto", "kvd_client", "kvd"),
 }
 """For every package what else of ours it may import; itself always, ``kvd`` for the version."""

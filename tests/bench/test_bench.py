@@ -71,6 +71,28 @@ def test_apply_takes_a_steps_effects_apart() -> None:
             assert results[whole]["target"] is None
 
 
+def test_apply_tells_the_drivers_part_from_pythons() -> None:
+    results = run("apply", "--device", "idle", "--requests", "8", "--page", "64", "--steps", "5")
+
+    name = "idle_page64_apply"
+    parts = [results[f"{name}_{part}_p50"]["value"] for part in ("driver", "python")]
+    assert sum(parts) == pytest.approx(results[f"{name}_tight_p50"]["value"])
+    assert all(part > 0 for part in parts)
+
+
+def test_apply_says_which_function_takes_how_much() -> None:
+    arguments = ("--device", "idle", "--requests", "8", "--page", "64", "--steps", "5", "--profile")
+    ran = CliRunner().invoke(cli, ["bench", "apply", *arguments])
+
+    assert ran.exit_code == 0
+    assert "known_replies.known_reply" in ran.output
+    assert "stream.CudaStream.enqueue" in ran.output
+
+    ran = CliRunner().invoke(cli, ["bench", "apply", *arguments, "--json"])
+    assert ran.exit_code == 2
+    assert "does not go with --json" in ran.output + ran.stderr
+
+
 @pytest.mark.parametrize("pages", ["", "64,", "0", "x", "8192"])
 def test_a_page_list_that_is_none_is_refused_by_name(pages: str) -> None:
     ran = CliRunner().invoke(cli, ["bench", "rpc", "--page", pages])

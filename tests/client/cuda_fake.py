@@ -7,9 +7,10 @@ drawn from a seed, so that a launch that holds what does not commute shows.
 import ctypes
 import mmap
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from kvd_client.device.cuda.submission import (
     ENTRIES,
     ENTRIES_PER_TILE,
     HEADER_WORDS,
+    INLINE_WORDS,
     ITEM_WORDS,
     MOVE,
     MOVE_WORDS,
-    ROWS,
+    ORDERED_ENTRIES_MAX,
     ZERO,
 )
 from kvd_client.errors import DeviceError
@@ -56,6 +58,7 @@ class FakeDriver:
         self.random = random.Random(seed)
         self.capturing = False
         self.holds_events = False
+        self.holds_lanes = False
         self.events: list[FakeEvent] = []
         self.launches: list[Words] = []
         self.allocation_count = 0
@@ -124,8 +127,8 @@ class FakeDriver:
     def end_stream(self, stream: int) -> None:
         pass
 
-    def is_capturing(self, stream: int) -> bool:
-        return self.capturing
+    def capture_check(self, stream: int) -> Callable[[], bool]:
+        return lambda: self.capturing
 
     def new_event(self) -> FakeEvent:
         self.events.append(FakeEvent())
@@ -154,15 +157,12 @@ class FakeDriver:
     def upload(self, stream: int, address: int, host_address: int, size_bytes: int) -> None:
         view(address, size_bytes)[:] = view(host_address, size_bytes)
 
-    def launch(
-        self,
-        stream: int,
-        *,
-        moves: bool,
-        inline: bool,
-        block_count: int,
-        arguments_address: int,
-    ) -> None:
+    def launcher(
+        self, stream: int, *, moves: bool, inline: bool, arguments_address: int
+    ) -> Callable[[int], None]:
+        return partial(self.launch, moves, inline, arguments_address)
+
+    def launch(self, moves: bool, inline: bool, arguments_address: int, block_count: int) -> None:
         if self.fails_next:
             message, self.fails_next = self.fails_next, ""
             raise DeviceError(message)
@@ -172,27 +172,28 @@ class FakeDriver:
             return
         address = argument if inline else int(view(argument, 8).view(np.uint64)[0])
         header = view(address, 8 * HEADER_WORDS).view(np.int64)
-        items = int(header[0] + header[1])
-        size = HEADER_WORDS + ITEM_WORDS * items
-        table = view(address, 8 * size).view(np.int64)
-        for item in table[HEADER_WORDS:].reshape(items, ITEM_WORDS):
-            lists = {ENTRIES: 2, ROWS: 3, ZERO: 1, MOVE: 2}[int(item[0]) & 255]
-            lists_end = int(item[2]) + lists * int(item[1])
-            size = max(size, HEADER_WORDS + ITEM_WORDS * items + lists_end)
+        items, lists = int(header[0] + header[1]), int(header[9])
+        size = HEADER_WORDS + lists + 1
+        size += ITEM_WORDS * items + int(view(address + 8 * (size - 1), 8).view(np.int64)[0])
+        assert not inline or size <= INLINE_WORDS
         words = view(address, 8 * size).view(np.int64).copy()
         self.launches.append(words)
         assert block_count >= 1
-        kinds = words[HEADER_WORDS:][: ITEM_WORDS * items : ITEM_WORDS] & 255
+        kinds = words[HEADER_WORDS + lists + 1 :][: ITEM_WORDS * items : ITEM_WORDS] & 255
         assert moves == (MOVE in kinds.tolist())
-        assert not moves or (items == 1 and not words[3] and not words[7])
+        assert not moves or (items == 1 and lists == 2 and not words[3] and not words[7])
         assert not (words[0] and words[2]) or block_count >= 2, "block 0 leaves tiles to others"
+        if self.holds_lanes:
+            words[7] = 0
         run(words, self.random)
 
     def _run_long_move(self, argument: Words) -> None:
         header = np.zeros(HEADER_WORDS, dtype=np.int64)
-        header[1:3] = 1, argument[ITEM_WORDS]
-        lists = view(int(argument[-1]), 16 * int(argument[1])).view(np.int64)
-        words = np.concatenate([header, argument[:ITEM_WORDS], lists])
+        tiles, count, address = argument[ITEM_WORDS:].tolist()
+        header[[1, 2, 9]] = 1, tiles, 2
+        starts = np.array([0, count, 2 * count], dtype=np.int64)
+        lists = view(address, 16 * count).view(np.int64)
+        words = np.concatenate([header, starts, argument[:ITEM_WORDS], lists])
         self.launches.append(words)
         run(words, self.random)
 
@@ -215,15 +216,19 @@ class FakeDriver:
 def run(words: Words, order: random.Random) -> None:
     """Carry a submission out; the pair of words at its end comes last."""
     ordered_count, spread_count, tiles_count = words[:3].tolist()
-    items = words[HEADER_WORDS:][: ITEM_WORDS * (ordered_count + spread_count)]
+    starts = words[HEADER_WORDS:][: int(words[9]) + 1].tolist()
+    behind = words[HEADER_WORDS + len(starts) :]
+    items = behind[: ITEM_WORDS * (ordered_count + spread_count)]
     rows = items.reshape(-1, ITEM_WORDS).tolist()
-    lists = words[HEADER_WORDS + ITEM_WORDS * len(rows) :]
+    numbers = behind[len(items) :].tolist()
+    lists = [numbers[start:end] for start, end in pairwise(starts)]
     pieces: list[Any] = [lambda: [run_ordered(lists, row) for row in rows[:ordered_count]]]
     begin = 0
     for row in rows[ordered_count:]:
-        for tile in range(row[7] - begin):
-            pieces.append(partial(run_tile, lists, row, tile))
-        begin = row[7]
+        count = len(lists[row[1]])
+        tiles = -(-count // ENTRIES_PER_TILE) if row[0] == ENTRIES else count * row[7]
+        pieces += [partial(run_tile, lists, row, tile) for tile in range(tiles)]
+        begin += tiles
     assert begin == tiles_count
     order.shuffle(pieces)
     for piece in pieces:
@@ -234,24 +239,26 @@ def run(words: Words, order: random.Random) -> None:
         view(int(words[7]), 8).view(np.int64)[0] = words[8]
 
 
-def run_ordered(words: Words, row: list[int]) -> None:
-    kind, count, start, address, row_pages, lengths_address, page_tokens, _ = row
-    lists = words[start : start + 3 * count]
-    for i in range(count):
-        if kind == ENTRIES:
-            set_int32(address, int(lists[i]), int(lists[count + i]))
-            continue
-        table_row, place, page = int(lists[i]), int(lists[count + i]), int(lists[2 * count + i])
+def run_ordered(lists: list[list[int]], row: list[int]) -> None:
+    kind, first, second, third, address, row_pages, lengths_address, page_tokens = row
+    count = len(lists[first])
+    assert count <= ORDERED_ENTRIES_MAX
+    if kind == ENTRIES:
+        values = [0] * count if second < 0 else lists[second]
+        for index, value in zip(lists[first], values, strict=True):
+            set_int32(address, index * row_pages, value)
+        return
+    for table_row, place, page in zip(lists[first], lists[second], lists[third], strict=True):
         set_int32(address, table_row * row_pages + place, page)
         set_int32(lengths_address, table_row, (place + 1) * page_tokens)
 
 
-def run_tile(words: Words, row: list[int], tile: int) -> None:
-    kind, count, start, address, unit_bytes, tile_bytes, unit_tiles, _ = row
-    lists = words[start : start + 2 * count]
+def run_tile(lists: list[list[int]], row: list[int], tile: int) -> None:
+    kind, first, second, _, address, unit_bytes, tile_bytes, unit_tiles = row
     if kind == ENTRIES:
-        for i in range(tile * ENTRIES_PER_TILE, min((tile + 1) * ENTRIES_PER_TILE, count)):
-            set_int32(address, int(lists[i]), int(lists[count + i]))
+        some = slice(tile * ENTRIES_PER_TILE, (tile + 1) * ENTRIES_PER_TILE)
+        for index, value in zip(lists[first][some], lists[second][some], strict=True):
+            set_int32(address, index, value)
         return
     unit, part = divmod(tile, unit_tiles)
     offset = part * tile_bytes
@@ -259,11 +266,11 @@ def run_tile(words: Words, row: list[int], tile: int) -> None:
     width = kind >> 8
     assert size > 0
     assert not (address | offset | size | unit_bytes) % width
-    source = view(address + int(lists[unit]) * unit_bytes + offset, size)
+    source = view(address + lists[first][unit] * unit_bytes + offset, size)
     if kind & 255 == ZERO:
         source[:] = 0
     else:
-        view(address + int(lists[count + unit]) * unit_bytes + offset, size)[:] = source
+        view(address + lists[second][unit] * unit_bytes + offset, size)[:] = source
 
 
 def set_int32(address: int, place: int, value: int) -> None:

@@ -13,7 +13,8 @@ from kvd_client.device.cuda.memory import CudaMemory
 from kvd_client.device.descriptors import create_memory
 from kvd_client.device.host.commands import HostCommands
 from kvd_client.device.host.memory import HostMemory
-from kvd_client.device.port import IntArray, RowTable
+from kvd_client.device.places import RowTable
+from kvd_client.device.port import IntArray
 
 SIZE_BYTES = 1 << 18
 UNITS_END_BYTES = 1 << 17

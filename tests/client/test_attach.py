@@ -183,6 +183,7 @@ def test_an_answer_with_another_number_of_frames_poisons(server: SocketDaemon) -
             kv.ping()
 
 
+@pytest.mark.case("125")
 def test_a_daemon_that_ends_is_noticed_at_once(server: SocketDaemon) -> None:
     kv = attach_to(server, deadline_ms=60_000)
     server.raw = lambda header, body: []

@@ -142,6 +142,7 @@ def test_ends_of_copies_are_said_once(daemon: EngineDaemon, kv: Client) -> None:
     assert facts.count(CopyEnded(1)) == 1
 
 
+@pytest.mark.case("36")
 def test_places_of_transfers_are_resolved_by_band(daemon: EngineDaemon, kv: Client) -> None:
     pages = with_value(kv)
     with kv.batch() as batch:
@@ -238,6 +239,7 @@ def test_what_is_over_is_told_once(kv: Client) -> None:
 # ---- order ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("58")
 def test_a_copy_runs_behind_the_forward_that_was_launched_before_it(daemon: EngineDaemon) -> None:
     with daemon.attach(0, Mode.LEADER, overlap=True) as kv, Gates() as gates:
         pool = kv.host_pool(FULL, POOL_UNITS)

@@ -13,7 +13,7 @@ from kvd_client.device.cuda.relay import Acknowledged, EventExporter, EventImpor
 from kvd_client.device.cuda.stream import CudaStream
 from kvd_client.device.cuda.submission import HEADER_WORDS, INLINE_WORDS, ITEM_WORDS
 from kvd_client.device.descriptors import create_memory
-from kvd_client.device.fences import FencePage, LaneNumber, create_fence_page
+from kvd_client.device.fences import FencePage, Lane, LaneNumber, create_fence_page
 from kvd_client.device.host.device import HostDevice
 from kvd_client.device.port import LaneWriter
 from kvd_client.errors import DeviceError, UsageError
@@ -25,7 +25,7 @@ SIZE_BYTES = 1 << 20
 DEADLINE_MS = 1_000
 SHORT_MS = 2
 ENTRIES_COUNT = 400
-LAUNCH_WORDS = HEADER_WORDS + ITEM_WORDS + 2 * ENTRIES_COUNT
+LAUNCH_WORDS = HEADER_WORDS + ITEM_WORDS + 3 + 2 * ENTRIES_COUNT
 assert LAUNCH_WORDS > INLINE_WORDS
 
 
@@ -53,12 +53,12 @@ def stream(device: CudaDevice, page: FencePage) -> CudaStream:
     return device.stream("a", page.lane(0))
 
 
-def writing(device: CudaDevice) -> "tuple[object, Callable[[], None]]":
+def writing(device: CudaDevice, lane: Lane | None = None) -> "tuple[object, Callable[[], None]]":
     """Return a memory and what enqueues a submission that is no kernel argument."""
     fd = create_memory("arena", SIZE_BYTES)
     memory = device.map(fd, SIZE_BYTES)
     os.close(fd)
-    stream = device.stream("staged")
+    stream = device.stream("staged", lane)
 
     def enqueue() -> None:
         commands = device.commands(memory)
@@ -193,6 +193,7 @@ def test_a_read_only_fence_page_takes_no_stream(device: CudaDevice) -> None:
     page.close()
 
 
+@pytest.mark.case("132")
 def test_events_are_reused_and_nothing_is_allocated_later(
     device: CudaDevice, driver: FakeDriver, stream: CudaStream
 ) -> None:
@@ -234,6 +235,28 @@ def test_staging_memory_is_reused_only_behind_the_launch_that_read_it(
     with pytest.raises(DeviceError, match="staging memory is full") as full:
         enqueue()
     assert full.value.code is ErrorCode.TIMED_OUT
+
+
+def test_a_lane_says_when_staging_memory_was_read(
+    device: CudaDevice, driver: FakeDriver, page: FencePage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "PLACE_WAIT_MS", SHORT_MS)
+    _, enqueue = writing(device, page.lane(0))
+    fits = staging.STAGING_BYTES // (8 * LAUNCH_WORDS)
+    driver.holds_events = True
+    events_count = len(driver.events)
+
+    def go_round() -> None:
+        for _ in range(2 * fits):
+            enqueue()
+
+    go_round()
+    assert len(driver.events) == events_count
+    assert page.lane(0).values().done == 2 * fits
+
+    driver.holds_lanes = True
+    with pytest.raises(DeviceError, match="staging memory is full"):
+        go_round()
 
 
 def test_staging_memory_goes_round(device: CudaDevice) -> None:
@@ -279,6 +302,7 @@ def test_a_mapping_lives_as_long_as_what_was_made_from_it(
     assert not driver.mapped
 
 
+@pytest.mark.case("129")
 def test_a_relayed_event_is_used_again_only_when_it_was_acknowledged(
     driver: FakeDriver, stream: CudaStream
 ) -> None:

@@ -415,6 +415,7 @@ def rows_by_request(daemon: EngineDaemon) -> set[int]:
 # ---- processes -------------------------------------------------------------------------------
 
 
+@pytest.mark.case("128")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_fork_cannot_use_the_client(kv: Client) -> None:
     read, write = os.pipe()

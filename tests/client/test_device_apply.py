@@ -51,6 +51,7 @@ def rank() -> Iterator[SmallRank]:
 # ---- each effect ----
 
 
+@pytest.mark.case("80")
 def test_zero_fills_whole_units_of_its_band_only(rank: SmallRank) -> None:
     rank.applier.apply(1, outcome([Zero(FULL, Column(0))], columns=[[7, 9, 8, 40]]))
     rank.settle()
@@ -293,6 +294,7 @@ def test_entries_without_effects_move_the_progress_word_too(rank: SmallRank) -> 
     assert read_progress(rank.memory, PLAN) == (3, 0)
 
 
+@pytest.mark.case("64")
 def test_a_reply_is_one_submission(rank: SmallRank, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueued: list[Commands] = []
 

@@ -16,7 +16,7 @@ from kvd.testing.small_rank import (
     outcome,
 )
 from kvd_client.device.apply import Applier
-from kvd_client.device.assembly import NO_COLUMNS, decode_columns
+from kvd_client.device.columns import NO_COLUMNS, decode_columns
 from kvd_client.device.descriptors import create_memory
 from kvd_client.device.host.device import HostDevice
 from kvd_client.device.host.memory import HostMemory

@@ -49,6 +49,7 @@ def open_descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.case("126")
 def test_memory_has_its_size_and_no_name(memory_fd: int) -> None:
     status = os.fstat(memory_fd)
 
@@ -75,6 +76,7 @@ def test_memory_of_an_impossible_size_is_refused_with_the_size(size_bytes: int) 
     assert open_descriptors() == before
 
 
+@pytest.mark.case("135")
 def test_memory_outlives_a_killed_creator_in_the_descriptor_it_sent(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:

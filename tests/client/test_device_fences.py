@@ -72,6 +72,7 @@ def test_a_lane_is_quiet_when_all_that_was_begun_is_done(page: FencePage) -> Non
     assert lane.values() == (2, 2, 2)
 
 
+@pytest.mark.case("131")
 def test_words_lie_where_other_processes_expect_them(page: FencePage, page_fd: int) -> None:
     lane = page.lane(2)
     number = lane.begin()

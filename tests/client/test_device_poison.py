@@ -14,7 +14,9 @@ from kvd.testing.small_rank import (
 from kvd_client.device.apply import Applier
 from kvd_client.device.host.device import HostDevice
 from kvd_client.device.host.stream import HostEvent, HostStream
-from kvd_client.device.port import Commands, Event, IntArray, Memory, RowTable
+from kvd_client.device.places import RowTable
+from kvd_client.device.port import Commands, Event, IntArray, Memory, NumberLists
+from kvd_client.device.recipes import Recipe
 from kvd_client.errors import DeviceError, PoisonedError
 from kvd_proto.outcomes import (
     ClearSlots,
@@ -99,6 +101,9 @@ class FaultyCommands:
     def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:
         self._fault.pass_through()
         self.inner.write_words(offset_bytes=offset_bytes, values=values)
+
+    def add_recipe(self, recipe: Recipe, lists: NumberLists, first_list: int) -> bool:
+        return False
 
 
 class FaultyStream:

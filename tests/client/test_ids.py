@@ -222,6 +222,7 @@ def test_the_block_table_has_a_line_per_request_padded_with_the_sink(
     assert as_list(made.block_table(band)) == padded + [[0] * COLUMNS_MAX] * (ROWS_MAX - 3)
 
 
+@pytest.mark.case("59")
 @FORMS
 def test_pages_that_slid_out_read_as_the_sink_and_the_owner_keeps_them(
     kv: Client, device: bool

@@ -64,6 +64,7 @@ def window_keys(kv: Client) -> torch.Tensor:
     return kv.views(1)[0]
 
 
+@pytest.mark.case("36")
 @FORMS
 def test_what_was_written_before_a_forced_move_is_read_after_it(device: bool) -> None:
     daemon = EngineDaemon()
@@ -228,6 +229,7 @@ def view_of(kv: Client, role: str) -> LayerView:
     return next(one for one in kv.plan.views if one.role == role)
 
 
+@pytest.mark.case("45")
 @FORMS
 @pytest.mark.parametrize("role", ["k", "v", "recurrent"])
 def test_the_last_slot_lies_beyond_4_gigabytes_and_is_found_in_64_bits(

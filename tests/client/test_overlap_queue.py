@@ -85,6 +85,7 @@ def bind(virtual: int, physical: int) -> Outcome:
 # ---- queued until recorded ---------------------------------------------------------------------
 
 
+@pytest.mark.case("56")
 def test_a_batch_inside_a_launch_is_decided_at_once_and_applied_behind_it(
     daemon: ScriptedDaemon, kv: Client
 ) -> None:

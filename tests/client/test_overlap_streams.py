@@ -121,6 +121,7 @@ def test_a_client_that_ends_lets_both_streams_run_dry(daemon: ScriptedDaemon) ->
 # ---- a forward waits for the effects up to its position, and for no more -----------------------
 
 
+@pytest.mark.case("137")
 def test_a_forward_waits_for_the_effects_of_its_position(
     daemon: ScriptedDaemon, kv: Client
 ) -> None:
@@ -156,6 +157,7 @@ def test_the_first_forward_waits_for_the_tables_to_be_cleared(daemon: ScriptedDa
 # ---- effects wait for the end of the reads -----------------------------------------------------
 
 
+@pytest.mark.case("56")
 def test_effects_wait_until_tables_and_rows_are_read(
     daemon: ScriptedDaemon, kv: Client, gates: Gates
 ) -> None:

@@ -77,6 +77,7 @@ def filled(memory: Memory, seed: int) -> np.random.Generator:
     return generator
 
 
+@pytest.mark.case("80")
 @pytest.mark.parametrize("units_count", [0, 1, 3, 40])
 @pytest.mark.parametrize("unit_bytes", [1, 12, UNIT_BYTES])
 @pytest.mark.parametrize("adjacent", [False, True])

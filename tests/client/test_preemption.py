@@ -100,6 +100,7 @@ def test_who_ends_nobody_gets_an_empty_list(daemon: EngineDaemon, kv: Client) ->
     agrees(daemon, kv)
 
 
+@pytest.mark.case("68")
 def test_a_retracted_request_comes_back_under_its_id(daemon: EngineDaemon, kv: Client) -> None:
     fill(kv)
     admit(kv, [100], victims=[5])

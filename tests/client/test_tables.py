@@ -99,6 +99,7 @@ def test_page_table_lists_the_pages_of_each_request(kv: Client, band: str) -> No
         assert pages.tolist() == expected_pages(kv, band, request)
 
 
+@pytest.mark.case("59")
 def test_pages_that_slid_out_of_the_window_read_as_the_sink(kv: Client) -> None:
     admit(kv, {1: 4})
     decode(kv, 24)

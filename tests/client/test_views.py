@@ -30,6 +30,7 @@ def plan_view(kv: Client, layer: int, role: str) -> LayerView:
     return next(v for v in kv.plan.views if (v.layer_index, v.role) == (layer, role))
 
 
+@pytest.mark.case("48")
 def test_a_layer_has_the_shape_and_strides_of_the_plan(kv: Client) -> None:
     k, v = kv.views(1)
     view = plan_view(kv, 1, "k")

@@ -1,5 +1,6 @@
 """Fixtures of the end-to-end tests: folders with short paths, and daemons."""
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -21,6 +22,20 @@ SHARED = (
     *("--check-level", "strict"),
 )
 """Settings of the daemon that tests share: short waits, small bounds, every check."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    """Have the processes of tests see Ctrl-C, however this one was started.
+
+    A shell without job control starts what it puts into the background with SIGINT ignored, and
+    whatever is ignored stays so in all processes below.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -89,6 +89,7 @@ def test_a_single_rank_sees_every_position_once(alone: Observed) -> None:
     assert any(alone.memory)
 
 
+@pytest.mark.case("98")
 @pytest.mark.parametrize(
     ("tp", "mode"),
     [

@@ -144,6 +144,7 @@ def wait_released(daemon: DaemonProcess, group: str) -> None:
     wait_until("the group is forgotten", lambda: daemon.group(group) is None)
 
 
+@pytest.mark.case("110", "138")
 @pytest.mark.parametrize(("tp", "victim"), [(2, 1), (2, 0), (4, 2)])
 def test_a_killed_rank_ends_its_incarnation_for_every_other_rank_at_once(
     daemon: DaemonProcess, start_ranks: StartRanks, name: str, tp: int, victim: int
@@ -171,6 +172,7 @@ def test_a_killed_rank_ends_its_incarnation_for_every_other_rank_at_once(
         later.each(later.attach_all(tp), lambda client: admit(client, [1]))
 
 
+@pytest.mark.case("128")
 def test_a_rank_whose_forked_child_lives_on_is_lost_all_the_same(
     daemon: DaemonProcess, start_ranks: StartRanks, name: str
 ) -> None:
@@ -206,6 +208,7 @@ def test_a_rank_that_ends_by_itself_is_told_as_lost(
     assert f"process {ranks[0].pid}" in ranks[1].read("ended")["message"]
 
 
+@pytest.mark.case("103")
 def test_all_ranks_killed_at_once_leave_nothing(
     daemon: DaemonProcess, start_ranks: StartRanks, name: str
 ) -> None:
@@ -287,6 +290,7 @@ def test_a_leader_that_is_killed_is_told_to_followers_that_wait(
             waiting.result(DEADLINE_S)
 
 
+@pytest.mark.case("105")
 def test_a_rank_that_is_killed_while_it_waits_for_its_group_is_forgotten(
     daemon: DaemonProcess, name: str
 ) -> None:
@@ -301,6 +305,7 @@ def test_a_rank_that_is_killed_while_it_waits_for_its_group_is_forgotten(
         lonely.end()
 
 
+@pytest.mark.case("109")
 def test_a_stopped_process_is_slow_but_not_dead(
     daemon: DaemonProcess, start_ranks: StartRanks, name: str
 ) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvd.testing.faults import Fault, FaultRates, FaultyTransport, LostError
+from kvd.errors import LostError
+from kvd.testing.faults import Fault, FaultRates, FaultyTransport
 from kvd_client import Client
 from kvd_client.transport import ZmqTransport
 from tests.e2e.daemon_process import DaemonProcess

@@ -264,6 +264,7 @@ def test_an_applied_position_that_cannot_be_is_refused_with_the_log_s_end(
     assert_lives(attached)
 
 
+@pytest.mark.case("114")
 def test_a_stale_epoch_is_fenced_with_both_epochs(attached: Peer) -> None:
     assert attached.welcome is not None
     epoch = attached.welcome.epoch
@@ -284,6 +285,7 @@ def test_an_unknown_token_is_fenced(attached: Peer, token: int) -> None:
     assert_lives(attached)
 
 
+@pytest.mark.case("107")
 def test_a_token_from_another_socket_is_fenced(attached: Peer, daemon: DaemonProcess) -> None:
     with peers(daemon.address) as (thief,):
         thief.welcome = attached.welcome
@@ -312,6 +314,7 @@ def test_a_ticket_used_twice_is_refused(attached: Peer, group: str) -> None:
     assert_lives(attached)
 
 
+@pytest.mark.case("107")
 @pytest.mark.parametrize("ticket", [0, -1, 12345])
 def test_a_ticket_that_nobody_was_given_is_refused(peer: Peer, group: str, ticket: int) -> None:
     peer.say_hello(group, ticket=ticket)
@@ -345,6 +348,7 @@ def test_garbage_on_the_descriptor_socket_gets_one_error(
     assert_lives(attached)
 
 
+@pytest.mark.case("114")
 @pytest.mark.parametrize("token", [0, 1, -1])
 def test_descriptors_are_not_given_for_another_token(attached: Peer, token: int) -> None:
     answer, fds = attached.fetch(token)
@@ -366,6 +370,7 @@ def test_descriptors_are_given_to_a_companion_that_knows_the_token(
         assert_lives(attached)
 
 
+@pytest.mark.case("135")
 def test_descriptors_are_given_as_often_as_they_are_asked_for(attached: Peer) -> None:
     assert attached.welcome is not None
     for _ in range(3):
@@ -424,6 +429,7 @@ def test_a_reported_failure_ends_the_incarnation_with_its_reason(attached: Peer)
     assert "the device is on fire" in error.message
 
 
+@pytest.mark.case("116")
 def test_errors_are_counted_by_code(daemon: DaemonProcess, peer: Peer) -> None:
     before = daemon.fresh_stats()["counters"]["errors"].get("BAD_FRAME", 0)
 

@@ -76,6 +76,7 @@ def test_a_helper_that_left_is_started_again_for_the_next_group(daemon: DaemonPr
         admit(ranks.attach(device=FakeGpu(FIRST)), [1])
 
 
+@pytest.mark.case("120")
 @pytest.mark.parametrize(
     ("gpu_uuid", "problem"),
     [

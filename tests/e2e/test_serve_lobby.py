@@ -74,6 +74,7 @@ def test_a_hello_that_contradicts_itself_is_refused_with_the_value(
         assert problem in error.message
 
 
+@pytest.mark.case("40")
 @pytest.mark.parametrize(
     ("first", "second", "problem"),
     [
@@ -112,6 +113,7 @@ def test_ranks_that_contradict_each_other_are_told_the_field_and_both_values(
         waiting.result(10)
 
 
+@pytest.mark.case("40")
 def test_another_declaration_is_refused_by_both_digests(
     daemon: DaemonProcess, ranks: Ranks
 ) -> None:
@@ -215,6 +217,7 @@ def test_a_rank_that_waits_and_leaves_makes_room(daemon: DaemonProcess, ranks: R
     assert len(ranks.attach_all(2)) == 2
 
 
+@pytest.mark.case("116")
 def test_health_names_the_ranks_that_a_group_waits_for(start: Callable[..., DaemonProcess]) -> None:
     daemon = start("--group-wait-ms", "60000")
     with peers(daemon.address) as (peer,):
@@ -227,6 +230,7 @@ def test_health_names_the_ranks_that_a_group_waits_for(start: Callable[..., Daem
         assert daemon.health()["ok"] is True
 
 
+@pytest.mark.case("13")
 def test_a_budget_below_the_floor_is_refused_with_the_bytes_that_lack(ranks: Ranks) -> None:
     with pytest.raises(AttachError) as refused:
         ranks.attach(sizing=sizing(budget_bytes=64 << 10))
@@ -259,6 +263,7 @@ def test_a_budget_over_the_hosts_memory_is_refused_with_both_sizes(ranks: Ranks)
     assert "lower budget_bytes" in refused.value.message
 
 
+@pytest.mark.case("32")
 def test_the_smallest_budget_is_granted_to_all_and_says_whose_it_was(ranks: Ranks) -> None:
     budgets = [BUDGET_BYTES * 2, BUDGET_BYTES, BUDGET_BYTES * 3]
 

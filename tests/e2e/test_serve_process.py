@@ -46,6 +46,7 @@ def test_stats_as_json_come_from_the_running_daemon(daemon: DaemonProcess) -> No
     assert document["daemon"]["pid"] == daemon.pid
 
 
+@pytest.mark.case("109")
 def test_health_says_that_the_loop_is_alive(daemon: DaemonProcess) -> None:
     assert daemon.health()["ok"] is True
 

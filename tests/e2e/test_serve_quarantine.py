@@ -64,6 +64,7 @@ def release(daemon: DaemonProcess, rank: str, evidence: str) -> "subprocess.Comp
     )
 
 
+@pytest.mark.case("110")
 def test_memory_that_stays_in_use_is_set_aside_and_given_back_on_proof_alone(
     daemon: DaemonProcess, name: str
 ) -> None:

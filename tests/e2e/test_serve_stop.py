@@ -108,6 +108,7 @@ def test_a_draining_daemon_takes_no_new_ranks(start: Start) -> None:
             late.attach()
 
 
+@pytest.mark.case("126")
 def test_after_sigkill_nothing_keeps_memory_and_the_next_daemon_starts(
     folder: Path, group: str
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_client_that_waits_while_the_daemon_is_killed_is_not_left_hanging(
             waiting.result(5)
 
 
+@pytest.mark.case("125")
 def test_a_session_of_the_last_daemon_means_nothing_to_the_next(folder: Path, group: str) -> None:
     with serving(folder) as daemon, Ranks(daemon.address, group) as ranks:
         client = ranks.attach()

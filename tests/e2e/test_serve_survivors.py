@@ -64,6 +64,7 @@ def make_value(client: Client) -> "tuple[dict[str, np.ndarray], dict[str, bytes]
     return virtual, units_of(client, virtual)
 
 
+@pytest.mark.case("112")
 def test_the_next_incarnation_finds_a_sealed_value_and_can_give_it_up(
     daemon: DaemonProcess,
 ) -> None:

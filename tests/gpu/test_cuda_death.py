@@ -46,6 +46,7 @@ def position(daemon: DaemonProcess, group: str) -> int:
     return int(found["stages"][0]["position"])
 
 
+@pytest.mark.case("138")
 @pytest.mark.parametrize(("victim", "at_position"), [(0, 300), (1, 311), (0, 347), (1, 402)])
 def test_a_rank_killed_at_work_ends_the_incarnation_and_the_next_one_finds_its_memory_in_order(
     daemon: DaemonProcess, victim: int, at_position: int

@@ -77,6 +77,7 @@ def test_long_lists_of_entries_and_rows_keep_the_last_of_each() -> None:
     pair.stream.close(DEADLINE_MS)
 
 
+@pytest.mark.case("45")
 def test_bytes_beyond_four_gigabytes_are_reached() -> None:
     unit_bytes = 2 << 20
     last = (12 << 30) // unit_bytes - 1
@@ -151,6 +152,7 @@ def test_tensors_lie_in_the_mapping_and_keep_it_alive() -> None:
         memory.read_bytes(0, 1)
 
 
+@pytest.mark.case("103")
 def test_memory_goes_with_its_last_mapping_and_descriptor() -> None:
     torch.zeros(1, device="cuda")
     the_device()

@@ -42,6 +42,7 @@ def next_event(process: "subprocess.Popen[str]") -> SharedEvent:
     return SharedEvent(slot, Generation(generation), gpu_uuid, bytes.fromhex(shared))
 
 
+@pytest.mark.case("129")
 def test_events_of_another_process_are_reached_and_their_slots_used_again() -> None:
     the_device()
     importer = EventImporter(the_device().driver)

@@ -47,6 +47,7 @@ def attached(daemon: DaemonProcess, group: str, **changes: Any) -> Client:
     return attach(daemon.address, **(arguments | changes))
 
 
+@pytest.mark.case("55")
 def test_two_ranks_on_one_gpu_find_every_token_where_the_tables_say(daemon: DaemonProcess) -> None:
     ranks = [
         run_program(
@@ -74,6 +75,7 @@ def test_two_ranks_on_one_gpu_find_every_token_where_the_tables_say(daemon: Daem
     wait_until("the group is gone", lambda: daemon.group("pair") is None)
 
 
+@pytest.mark.case("75", "76", "80")
 def test_pages_handed_out_read_zero_and_their_neighbours_are_left_alone(
     daemon: DaemonProcess,
 ) -> None:
@@ -124,6 +126,7 @@ def test_layers_are_tensors_inside_the_arena(daemon: DaemonProcess) -> None:
     client.close()
 
 
+@pytest.mark.case("103")
 def test_memory_comes_back_when_the_last_rank_of_a_group_leaves(
     daemon: DaemonProcess,
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_wait_for_what_nobody_submitted_ends_on_the_host(
     event.synchronize(DEADLINE_MS)
 
 
+@pytest.mark.case("131")
 def test_another_process_is_waited_for_through_its_lane() -> None:
     """The owner fills the arena slowly, several times; what is read behind each wait is whole."""
     arena, fence = new_arena(SIZE_BYTES), create_fence_page("fence")
@@ -257,6 +258,7 @@ def test_a_fence_page_is_registered_as_long_as_a_stream_uses_it() -> None:
         page.close()
 
 
+@pytest.mark.case("132")
 def test_many_steps_reuse_their_events() -> None:
     stream = the_device().stream("steps")
     memory = new_memory(SIZE_BYTES)

@@ -82,6 +82,7 @@ CASES = [
 ]
 
 
+@pytest.mark.case("55")
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "overlap", "order"), CASES)
 def test_a_workload_is_served_without_a_race_or_a_wrong_byte(
@@ -124,6 +125,7 @@ def played(seed: int) -> tuple[int, tuple[str, ...], list[bytes]]:
         return stage.world.ran_count, digests, memories
 
 
+@pytest.mark.case("95")
 @pytest.mark.slow
 def test_a_seed_decides_everything_and_no_seed_changes_the_outcome() -> None:
     first, again, other = played(1), played(1), played(2)
@@ -156,6 +158,7 @@ def ignore(event: Event) -> None:
     """Stand in for a wait that somebody forgot."""
 
 
+@pytest.mark.case("55")
 @pytest.mark.parametrize("chooser", [InOrder(), 1, 2])
 @pytest.mark.parametrize("waits", ["forward", "allocator"])
 def test_a_rank_whose_streams_do_not_wait_races(

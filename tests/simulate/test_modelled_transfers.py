@@ -119,6 +119,7 @@ def test_a_receive_writes_what_the_peer_sent() -> None:
     assert memory.host_read(32, 48).tolist() == [99] * UNIT_BYTES
 
 
+@pytest.mark.case("99")
 def test_pages_reused_before_the_end_of_a_send_are_a_race() -> None:
     world = World(InOrder())
     device = ModelledDevice(world)

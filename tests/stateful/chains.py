@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeAlias, cast
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from kvd.alloc.clearance import Hazard
 from kvd.alloc.demand import DemandShape
 from kvd.alloc.requests import RequestTable
 from kvd.alloc.signals import copy_signal, transfer_signal
+from kvd.alloc.transfers import Transfers
 from kvd.alloc.uses import UseKind
 from kvd.price.geometry import BandKind, ChainGeometry, chain_geometry
 from kvd.price.search import Span, Spans
@@ -28,6 +30,9 @@ Picture: TypeAlias = Any
 
 REMEMBERED = ("_snapshot", "_facts", "_storage")
 """What is kept of other state to save work; chain.snapshot_fresh compares it with that state."""
+
+ATOMS = (int, type(None), str, float, bytes, Enum, type)
+"""What is its own picture."""
 
 PRIMES = (2, 3, 5, 7, 11, 13)
 
@@ -201,23 +206,42 @@ def occupied(draw: st.DrawFn, geometry: ChainGeometry) -> Spans:
 
 def picture(value: Any) -> Picture:
     """Return everything an object holds, for comparison bit by bit."""
+    return _picture(value, {})
+
+
+def _picture(value: Any, seen: dict[int, tuple[Any, Picture]]) -> Picture:
+    """Draw each object once: a stage reaches its chain in a score of ways.
+
+    ``seen`` keeps what it has drawn alive, so that no other object gets its id meanwhile.
+    """
+    if isinstance(value, ATOMS):
+        return value
+    known = seen.get(id(value))
+    if known is None:
+        known = seen[id(value)] = value, _contents(value, seen)
+    return known[1]
+
+
+def _contents(value: Any, seen: dict[int, tuple[Any, Picture]]) -> Picture:
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, np.dtype[Any]]", value)
         return (str(array.dtype), array.shape, array.tobytes())
-    if value is None or isinstance(value, int | float | str | bytes | Enum | type):
-        return value
+    if isinstance(value, msgspec.Struct):
+        return value  # messages and shapes are frozen values
     if isinstance(value, dict):
         table = cast("dict[Any, Any]", value)
-        return tuple((picture(key), picture(item)) for key, item in table.items())
+        return tuple((_picture(key, seen), _picture(item, seen)) for key, item in table.items())
     if isinstance(value, list | tuple | deque):
-        return tuple(picture(item) for item in cast("list[Any]", value))
+        return tuple(_picture(item, seen) for item in cast("list[Any]", value))
     if callable(value):
         return None
     if is_dataclass(value):
-        return tuple(picture(getattr(value, field.name)) for field in fields(value))
+        return tuple(_picture(getattr(value, field.name), seen) for field in fields(value))
     attributes = cast("dict[str, Any]", vars(value))
     return tuple(
-        (name, picture(attributes[name])) for name in sorted(attributes) if name not in REMEMBERED
+        (name, _picture(attributes[name], seen))
+        for name in sorted(attributes)
+        if name not in REMEMBERED
     )
 
 
@@ -244,3 +268,10 @@ def block(chain: ChainAllocator, intervals: Sequence[Interval]) -> None:
     fences.release(signal)
     for start_bytes, end_bytes in intervals:
         fences.add(start_bytes, end_bytes, Hazard.NETWORK_SEND, signal)
+
+
+def post_nothing(transfers: Transfers) -> None:
+    """Open the transfers that `fix` and `block` speak of."""
+    nothing = [np.zeros(0, dtype=np.int64) for _ in transfers.chain.bands]
+    for number in (9001, 9002):
+        transfers.post(number, nothing)

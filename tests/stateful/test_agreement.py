@@ -54,6 +54,7 @@ def test_the_seeds_meet_refusals_and_skipped_operations() -> None:
     assert {Refusal, Skipped} <= kinds
 
 
+@pytest.mark.case("95")
 @SEEDS
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_mirrored_ranks_have_one_history_and_one_memory(ranks: int, seed: int) -> None:

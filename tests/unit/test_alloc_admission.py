@@ -101,6 +101,7 @@ def test_a_prompt_that_fits_only_in_shorter_chunks_gets_the_longest_that_does() 
         table.holdings.check()
 
 
+@pytest.mark.case("22")
 def test_a_chunk_is_never_shrunk_while_anything_is_live() -> None:
     table = WINDOWED.table()
     assert admit(table, 1, prompt=1, new=0).verdict is FITS

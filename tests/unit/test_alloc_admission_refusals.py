@@ -93,6 +93,7 @@ def _ask(table: RequestTable, case: Case, request: int = 2) -> Admission:
     return admit(table, request, prompt=prompt, new=new, chunk=chunk, growth_permille=growth)
 
 
+@pytest.mark.case("65")
 @pytest.mark.parametrize(("world", "case", "reason", "waits"), REFUSALS)
 def test_a_refusal_leaves_memory_as_it_was_and_says_whether_to_ask_again(
     world: Callable[[], RequestTable], case: Case, reason: Reason, waits: bool
@@ -136,6 +137,7 @@ def test_who_is_refused_does_not_stand_in_the_way_of_the_next_in_its_pass(
     assert _memory(tables[0]) == _memory(tables[1])
 
 
+@pytest.mark.case("27")
 def test_a_request_that_waited_is_admitted_once_the_others_gave_back_what_was_named() -> None:
     table = _windowed()
     waiting = _ask(table, (8, 0, 8, 0))

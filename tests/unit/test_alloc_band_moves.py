@@ -1,5 +1,7 @@
 """One band rearranged: which units move, where to, and what their bytes are afterwards."""
 
+# pyright: reportPrivateUsage=false
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -208,6 +210,24 @@ def test_fixed_units_and_what_lies_below_them_stay(kind: BandKind, which: str) -
     filled.verify()
     assert filled.live() == sorted(_mirrored(kind, [2, 3, 4, 7]))
     assert filled.band.span == _span(kind, 2, 8)
+
+
+@ENDS
+@pytest.mark.parametrize("kept_back", ["pending", "vacated"])
+def test_freed_units_that_are_no_holes_yet_take_places_too(kind: BandKind, kept_back: str) -> None:
+    filled = _filled(kind, _mirrored(kind, [2, 3, 5, 6, 7]), _span(kind, 2, 8))
+    band = filled.band
+    (first,) = _mirrored(kind, [2])
+    (virtual,) = band.bound_ids()[band.physical(band.bound_ids()) == first].tolist()
+    if kept_back == "pending":
+        band._steps.launch(1, 0)
+    else:
+        band.usage.open(UseKind.NETWORK_SEND, transfer_signal(1), np.array([first]))
+    band.release(np.array([virtual]))
+    filled.carry(band.compact(9))
+    filled.verify()
+    assert filled.live() == sorted(_mirrored(kind, [3, 4, 5, 6]))
+    assert band.span == _span(kind, 2, 7)
 
 
 @ENDS

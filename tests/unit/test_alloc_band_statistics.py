@@ -1,5 +1,7 @@
 """What a band tells about itself."""
 
+import pytest
+
 from kvd.alloc.band_statistics import OPEN_USES_SHOWN_MAX
 from kvd.alloc.checks import CheckLevel
 from kvd.alloc.uses import UseKind
@@ -9,6 +11,7 @@ from tests.stateful.values import FULL, backup, engine_with_value, pages, post
 from tests.unit.test_engine_steps import busy
 
 
+@pytest.mark.case("62")
 def test_a_bands_oldest_uses_are_told_with_kind_key_and_units() -> None:
     engine = engine_with_value()
     ids = pages(engine, FULL)

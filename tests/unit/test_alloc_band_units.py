@@ -48,6 +48,7 @@ def test_holes_that_nobody_uses_come_first_whatever_their_place() -> None:
     assert stocked.order.take_waits() == ()
 
 
+@pytest.mark.case("89")
 def test_a_hole_that_a_copy_reads_is_handed_out_behind_the_copy() -> None:
     stocked = Stocked()
     stocked.copy(5, UseKind.COPY_READ, 7, 8)

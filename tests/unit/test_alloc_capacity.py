@@ -36,6 +36,7 @@ TEN_WINDOW_PAGES = replace(
 """Ten window pages beside 11 pages of the owner, exactly."""
 
 
+@pytest.mark.case("1")
 def test_each_band_alone_says_yes_and_the_pair_no() -> None:  # [1]
     chain = FOURTEEN.chain()
     take_pages(chain, pages=6)
@@ -47,6 +48,7 @@ def test_each_band_alone_says_yes_and_the_pair_no() -> None:  # [1]
     assert not units_fit(chain, (4, 4))
 
 
+@pytest.mark.case("1")
 @pytest.mark.parametrize(
     ("evictable", "fits"), [((0, 0), False), ((0, 1), False), ((1, 0), False), ((1, 1), True)]
 )
@@ -96,6 +98,7 @@ def test_what_has_no_capacity_is_explained() -> None:
     assert shortage.waiting_helps
 
 
+@pytest.mark.case("9")
 @pytest.mark.parametrize(("chunk", "fits"), [(5, True), (6, False)])
 def test_what_is_loaded_and_the_first_chunk_are_asked_together(  # [9]
     chunk: int, fits: bool
@@ -140,6 +143,7 @@ def test_a_load_leaves_what_the_pass_let_in_before(held_back: UnitCounts, fits: 
 ARRIVING = RequestShape(prompt_tokens=6, new_tokens=4, reserve_tokens=2, retractable_tokens=2)
 
 
+@pytest.mark.case("10")
 @pytest.mark.parametrize(("units", "fits"), [(15, False), (16, True)])
 def test_a_preallocation_asks_for_window_and_owner_jointly(units: int, fits: bool) -> None:  # [10]
     table = replace(FOURTEEN, arena_bytes=2 + 2 * units).table()

@@ -123,6 +123,7 @@ def _relieve_until_moved(engine: StageEngine, band: int, ids: list[int]) -> Outc
     return None
 
 
+@pytest.mark.case("37")
 def test_a_submitted_load_writes_its_units_where_they_lie_now() -> None:
     engine = _reserved()
     names = missing(engine, LONG_WINDOW)[-2:]
@@ -230,6 +231,7 @@ def test_a_reservation_settles_what_pends_where_holes_do_not_cover_it() -> None:
     assert band.pending_units == 0
 
 
+@pytest.mark.case("61", "91")
 @pytest.mark.parametrize(
     ("operation", "problem"),
     [
@@ -284,6 +286,7 @@ def test_places_in_host_pools_are_checked(host_units: tuple[bytes, ...], problem
     assert picture(engine) == before
 
 
+@pytest.mark.case("88")
 @pytest.mark.parametrize(
     "operation",
     [LoadName(1, LONG_WINDOW, int64s([1])), LoadSubmit(1, hosts(1, 2)), LoadCancel(1)],
@@ -311,6 +314,7 @@ def test_a_reservation_that_does_not_fit_is_refused_and_opens_nothing() -> None:
     assert picture(engine) == before
 
 
+@pytest.mark.case("89")
 def test_an_evicted_value_leaves_a_running_load_behind_that_its_next_writer_waits_for() -> None:
     engine = _submitted()
     engine.decide(0, Evict(int64s([1])))
@@ -327,6 +331,7 @@ def test_an_evicted_value_leaves_a_running_load_behind_that_its_next_writer_wait
 # ---- backups -------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("37")
 def test_a_backup_reads_units_where_they_lie_now() -> None:
     engine = engine_with_value()
     ids = pages(engine, FULL)[:3]
@@ -337,6 +342,7 @@ def test_a_backup_reads_units_where_they_lie_now() -> None:
     assert _kinds(engine, FULL) == [UseKind.COPY_READ]
 
 
+@pytest.mark.case("68")
 def test_a_backup_of_requests_and_slots_needs_no_value() -> None:
     engine = engine_with_value()
     ids = [held(engine, 2, band) for band in range(4)]
@@ -366,6 +372,7 @@ def test_a_backup_runs_behind_the_load_that_fills_its_units() -> None:
     )
 
 
+@pytest.mark.case("94")
 def test_a_unit_that_a_backup_reads_moves_and_leaves_a_fence_until_that_is_over() -> None:
     engine = engine_with_value()
     ids = pages(engine, LONG_WINDOW)

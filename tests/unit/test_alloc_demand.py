@@ -292,6 +292,7 @@ def test_a_window_is_charged_what_it_keeps_and_one_chunk_not_the_prompt() -> Non
     assert full == 1001
 
 
+@pytest.mark.case("19")
 @pytest.mark.parametrize("bands", [1, 4])
 def test_what_is_in_flight_is_charged_by_the_request_not_by_the_system(bands: int) -> None:
     shape = DemandShape(
@@ -305,6 +306,7 @@ def test_what_is_in_flight_is_charged_by_the_request_not_by_the_system(bands: in
     assert _units(request, shape=shape, chunk_tokens=16_384) == (*[3] * bands, 15_626)
 
 
+@pytest.mark.case("20")
 def test_a_window_shorter_than_a_page_may_straddle_two() -> None:
     shape = _windowed(32, 64)
     # At token 70 the rows 39 to 70 lie in pages 0 and 1.
@@ -316,6 +318,7 @@ def test_a_window_counts_the_whole_chunk_before_any_row_slides() -> None:
     assert _units(request)[1] > 8192 // 64
 
 
+@pytest.mark.case("69")
 @pytest.mark.parametrize(
     ("checkpoint", "mode", "pages"),
     [
@@ -365,6 +368,7 @@ def test_chunks_end_on_pages_and_on_checkpoints_where_those_count(
 # ---- state --------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("73")
 @pytest.mark.parametrize(
     ("tracking", "overlap", "slots"),
     [
@@ -380,6 +384,7 @@ def test_tracking_promises_its_slots(tracking: Tracking, overlap: bool, slots: i
     assert tracking_slots(tracking, overlap=overlap) == slots
 
 
+@pytest.mark.case("6")
 @pytest.mark.parametrize(("tracking", "slots"), [(Tracking.STRICT, 3), (Tracking.BEST_EFFORT, 2)])
 @pytest.mark.parametrize("purpose", [CEILING, ADMIT])
 def test_a_request_is_charged_the_slots_of_its_tracking_at_every_gate(

@@ -24,6 +24,7 @@ def test_numbers_may_leave_gaps_up_to_the_largest() -> None:
     assert numbers.highest == NUMBER_MAX
 
 
+@pytest.mark.case("122")
 def test_an_unknown_number_is_named_with_its_kind() -> None:
     error = Numbers("transfer").unknown(3, "is not open")
     assert (error.message, error.code) == ("transfer 3 is not open", ErrorCode.UNKNOWN_NUMBER)

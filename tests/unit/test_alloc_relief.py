@@ -63,6 +63,7 @@ def test_more_than_fits_is_refused_before_anything_moves() -> None:
     assert settled(chain) == before
 
 
+@pytest.mark.case("117")
 @pytest.mark.parametrize("demand", [(0, 0, 80), (40, 0, 0), (20, 20, 30), (1, 70, 1)])
 def test_a_refusal_changes_nothing(demand: UnitCounts) -> None:
     chain = THREE.chain()

@@ -288,6 +288,7 @@ def test_computing_more_than_was_taken_is_refused_and_changes_nothing() -> None:
 # ---- ending --------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("67")
 def test_a_freed_request_leaves_nothing_behind() -> None:
     table = THREE.table()
     empty = table.chain.spans
@@ -306,6 +307,7 @@ def test_a_freed_request_leaves_nothing_behind() -> None:
     assert table.chain.promised_units == (0, 0, 0)
 
 
+@pytest.mark.case("65")
 def test_a_request_freed_before_its_first_take_gives_its_promise_back() -> None:
     table = THREE.table()
     _admit(table, 1)
@@ -326,6 +328,7 @@ def test_a_double_free_names_the_request_and_loses_nothing() -> None:
     assert picture(table) == before
 
 
+@pytest.mark.case("41")
 def test_a_recycled_page_does_not_keep_its_last_tenants_window() -> None:
     world = replace(STRADDLE, virtual_page_count=6)
     table = world.table()

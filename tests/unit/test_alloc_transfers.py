@@ -86,6 +86,7 @@ def test_a_published_transfer_that_is_over_leaves_no_use() -> None:
     engine.decide(0, Free(int64s([2])))
 
 
+@pytest.mark.case("101")
 def test_a_hold_is_given_up_without_a_trace() -> None:
     engine = _received(CancelHold(1))
     assert _uses(engine) == {}
@@ -99,6 +100,7 @@ def test_publishing_runs_behind_copies_of_the_same_units() -> None:
     assert engine.decide(0, Publish(1)).segments == ((Wait(copy=1),),)
 
 
+@pytest.mark.case("61")
 def test_publishing_waits_for_sends_of_the_same_units_and_changes_nothing_until_then() -> None:
     engine = engine_with_value()
     ids = held(engine, 2, FULL)
@@ -127,6 +129,7 @@ def test_publishing_waits_for_no_step_that_names_no_writes_since_the_units_are_n
     assert isinstance(engine.decide(0, Publish(1)).result, Resolved)
 
 
+@pytest.mark.case("99")
 @pytest.mark.parametrize("published", [False, True])
 @pytest.mark.parametrize(
     ("operation", "problem"),
@@ -249,6 +252,7 @@ def test_what_a_load_writes_is_sent_once_that_is_over() -> None:
     assert isinstance(engine.decide(0, send).result, Resolved)
 
 
+@pytest.mark.case("99")
 def test_what_is_freed_under_a_send_is_nobodys_until_that_is_over() -> None:
     engine = engine_with_value()
     ids = held(engine, 2, FULL)

@@ -108,6 +108,7 @@ def test_a_unit_nobody_reads_is_a_hole_as_soon_as_its_owner_leaves() -> None:
     assert records.facts.vacated_forward.size == 0
 
 
+@pytest.mark.case("89")
 def test_a_unit_only_a_backup_reads_is_a_hole_at_once_and_keeps_its_fence() -> None:
     records = _records()
     records.open(UseKind.COPY_READ, copy_signal(1), _units(3, 4))

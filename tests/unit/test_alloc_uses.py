@@ -25,6 +25,7 @@ def _units(*units: int) -> Units:
     return np.array(units, dtype=np.int64)
 
 
+@pytest.mark.case("94")
 def test_every_kind_of_use_is_a_hazard_of_its_own() -> None:
     assert set(HAZARD_OF) == set(OVER_WITH) == set(UseKind)
     assert len(set(HAZARD_OF.values())) == len(UseKind)

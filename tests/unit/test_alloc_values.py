@@ -37,6 +37,7 @@ def test_a_request_that_becomes_a_value_keeps_its_units_and_gives_its_promise_ba
         table.names.rows_of([1])
 
 
+@pytest.mark.case("44")
 def test_a_page_that_slid_out_of_a_window_is_missing_there() -> None:
     value = _with_value().values.get(3)
     assert value.missing(1).tolist() == value.pages[:3].tolist()
@@ -62,6 +63,7 @@ def test_what_is_evicted_under_a_step_in_flight_pends() -> None:
     assert [band.pending_units for band in table.chain.bands] == [0, 0, 0]
 
 
+@pytest.mark.case("44")
 @pytest.mark.parametrize(("number", "problem"), [(3, "evicted"), (4, "never"), (0, "never")])
 def test_a_value_that_is_not_there_is_named(number: int, problem: str) -> None:
     table = _with_value()
@@ -131,6 +133,7 @@ def test_values_are_taken_over_where_they_lie_and_everything_else_is_free() -> N
     ]
 
 
+@pytest.mark.case("115")
 def test_a_value_that_is_not_taken_over_leaves_no_trace() -> None:
     before, after = _with_value(), THREE.table()
     after.values.adopt(before.values, ())

@@ -203,6 +203,7 @@ def test_some_way_of_cutting_a_prompt_reaches_its_price(
     assert max(peaks) == life.priced_pages()
 
 
+@pytest.mark.case("73")
 @pytest.mark.parametrize("grid_pages", [0, 1, 3])
 @settings(deadline=None, max_examples=40)
 @given(
@@ -286,6 +287,7 @@ def test_decoding_holds_the_window_and_what_its_steps_take(
     assert steady_pages(life.pace(), life.extent()) == pages
 
 
+@pytest.mark.case("69")
 def test_decoding_keeps_the_window_behind_the_newest_checkpoint() -> None:
     life = Life(WindowMode.TREE, 128, 64, 1, 9000, 1, grid_tokens=256)
     assert steady_pages(life.pace(), life.extent()) == -(-(128 + 256 + 1) // 64)

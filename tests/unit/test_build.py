@@ -153,6 +153,7 @@ def test_deepseek_v3_stores_the_same_latents_at_any_tp(tp: int) -> None:
     assert entries(preset("deepseek-v3", tp=tp)) == [{"full": 70_272}]
 
 
+@pytest.mark.case("74")
 def test_gpt_oss_at_pp_2_has_12288_bytes_per_band_and_stage() -> None:
     assert entries(preset("gpt-oss-20b", pp=2)) == [{"window_128": 12_288, "full": 12_288}] * 2
 
@@ -273,6 +274,7 @@ def test_a_layer_without_parts_has_no_view() -> None:
     assert not [view for view in mixed().views if view.layer_index == 3]
 
 
+@pytest.mark.case("48")
 def test_rows_of_a_view_are_dense_and_an_entry_apart() -> None:
     plan = mixed()
     view = next(view for view in plan.views if view.role == "v" and view.band == "full")

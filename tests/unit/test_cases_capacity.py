@@ -57,6 +57,7 @@ def _two_holes_each_and_a_gap_of_two() -> ChainAllocator:
     return chain
 
 
+@pytest.mark.case("1")
 @pytest.mark.parametrize(("pages", "fits"), [(2, True), (3, True), (4, False)])
 def test_each_band_alone_says_yes_and_the_joint_question_knows_better(
     pages: int, fits: bool
@@ -67,6 +68,7 @@ def test_each_band_alone_says_yes_and_the_joint_question_knows_better(
     assert chain.fits((pages, pages)) == fits
 
 
+@pytest.mark.case("1")
 @pytest.mark.parametrize(
     ("pages", "freed", "fits"),
     [
@@ -98,6 +100,7 @@ def _state_beside_full() -> tuple[ChainAllocator, ArenaBytes]:
     return chain, memory
 
 
+@pytest.mark.case("2")
 def test_a_state_without_bytes_is_no_state_without_ids() -> None:
     chain, _ = _state_beside_full()
     state = chain.bands[0]
@@ -110,6 +113,7 @@ def test_a_state_without_bytes_is_no_state_without_ids() -> None:
     assert chain.explain((6, 0)).reason is Reason.NO_IDS
 
 
+@pytest.mark.case("2")
 @pytest.mark.parametrize(("page", "moved"), [(8, 0), (4, 1), (1, 1)])
 def test_a_page_freed_anywhere_lets_the_state_in_after_at_most_one_move(
     page: int, moved: int
@@ -124,6 +128,7 @@ def test_a_page_freed_anywhere_lets_the_state_in_after_at_most_one_move(
     assert memory.moved_units == moved
 
 
+@pytest.mark.case("4")
 def test_the_first_victim_that_makes_room_is_the_last_one() -> None:
     # Victim A holds 2 pages and a slot as large as 2 pages, B and C hold 2 pages each; 4 are asked.
     chain = _chain(arena_bytes=1400, sink_bytes=200, lifetimes=(STATE, FULL), units=(200, 100))
@@ -139,6 +144,7 @@ def test_the_first_victim_that_makes_room_is_the_last_one() -> None:
     assert chain.owner.live_units == 8
 
 
+@pytest.mark.case("5")
 def test_pages_that_only_a_window_lacks_are_looked_for_in_the_window() -> None:
     chain = _chain(arena_bytes=2 + 4 * 40, sink_bytes=2, lifetimes=(WINDOW, FULL), units=(2, 2))
     take_pages(chain, pages=40)
@@ -152,6 +158,7 @@ def test_pages_that_only_a_window_lacks_are_looked_for_in_the_window() -> None:
 # ---- states [6, 7] -------------------------------------------------------------------------------
 
 
+@pytest.mark.case("6")
 @pytest.mark.parametrize(
     ("tracking", "slots", "fits"),
     [(Tracking.STRICT, 3, False), (Tracking.BEST_EFFORT, 2, True), (Tracking.NONE, 1, True)],
@@ -174,6 +181,7 @@ def test_a_request_is_charged_the_slots_that_it_takes(
     assert chain.fits(demand) == fits
 
 
+@pytest.mark.case("7")
 def test_the_second_of_a_pass_is_charged_beside_the_states_of_the_first() -> None:
     # Pages of both and one state fit; the second state does not.
     world = World(
@@ -190,6 +198,7 @@ def test_the_second_of_a_pass_is_charged_beside_the_states_of_the_first() -> Non
     assert replace(world, arena_bytes=100 + 16 * 10 + 200).table().chain.fits((2, 16))
 
 
+@pytest.mark.case("7")
 @pytest.mark.parametrize("seed", range(8))
 def test_all_takes_of_an_accepted_plan_succeed_without_any_free(seed: int) -> None:
     print("seed", seed)
@@ -217,6 +226,7 @@ def test_all_takes_of_an_accepted_plan_succeed_without_any_free(seed: int) -> No
 # ---- bytes are the only limit [12, 13, 14, 16] ---------------------------------------------------
 
 
+@pytest.mark.case("12")
 @pytest.mark.parametrize("demand", [(0, 0, 65), (0, 53, 13), (32, 0, 14), (1, 1, 74), (13, 21, 26)])
 def test_any_share_of_the_arena_may_go_to_any_band(demand: UnitCounts) -> None:
     chain = THREE.chain()
@@ -224,6 +234,7 @@ def test_any_share_of_the_arena_may_go_to_any_band(demand: UnitCounts) -> None:
     make_room(chain, demand)
 
 
+@pytest.mark.case("13")
 def test_a_request_that_fits_no_empty_arena_is_told_so_each_time_and_at_once() -> None:
     table = replace(ONE, arena_bytes=100).table()
     assert admit(table, 1, prompt=4, new=4).verdict is Verdict.FITS
@@ -234,6 +245,7 @@ def test_a_request_that_fits_no_empty_arena_is_told_so_each_time_and_at_once() -
         assert not answer.shortage.waiting_helps
 
 
+@pytest.mark.case("14")
 @pytest.mark.parametrize("k", [4, 7])
 @pytest.mark.parametrize("extra_bytes", [-1, 0, 1])
 @pytest.mark.parametrize("units", [(2, 3), (5, 7), (4, 6), (13, 11)])
@@ -257,6 +269,7 @@ def test_every_byte_that_grids_leave_is_used_around_a_common_multiple(
         assert lost_bytes < units[0] + units[1]
 
 
+@pytest.mark.case("16")
 @pytest.mark.parametrize("seed", range(8))
 def test_what_fits_an_empty_arena_is_admitted_once_the_others_are_gone(seed: int) -> None:
     print("seed", seed)
@@ -276,6 +289,7 @@ def test_what_fits_an_empty_arena_is_admitted_once_the_others_are_gone(seed: int
 # ---- a verifier that sees drift [15] -------------------------------------------------------------
 
 
+@pytest.mark.case("15")
 @pytest.mark.parametrize(
     ("drift", "name"),
     [
@@ -313,6 +327,7 @@ def test_drift_in_spans_holes_and_promises_is_found_at_once(drift: str, name: st
 # ---- windows [17, 20] ----------------------------------------------------------------------------
 
 
+@pytest.mark.case("17")
 def test_a_window_is_charged_what_it_retains_and_one_chunk() -> None:
     shape = DemandShape((WINDOW, FULL), (1024, 0), 16, 1)
     request = RequestShape(prompt_tokens=16_000, new_tokens=16)
@@ -327,6 +342,7 @@ def test_a_window_is_charged_what_it_retains_and_one_chunk() -> None:
     assert chain.fits((8 * 577, 8 * 1001))
 
 
+@pytest.mark.case("20")
 def test_a_window_shorter_than_a_page_needs_two_pages_and_no_more() -> None:
     assert pages_touched_max(32, 64) == 2
     world = World(
@@ -353,6 +369,7 @@ def test_a_window_shorter_than_a_page_needs_two_pages_and_no_more() -> None:
 # ---- outcomes [22, 24, 29] -----------------------------------------------------------------------
 
 
+@pytest.mark.case("22")
 @pytest.mark.parametrize(
     ("units", "verdict", "chunk"),
     [
@@ -383,6 +400,7 @@ def test_a_chunk_shrinks_only_as_far_as_memory_asks_and_only_in_an_idle_arena(
     assert shrunk == (answer.chunk_tokens not in (0, 52))
 
 
+@pytest.mark.case("24")
 def test_a_take_that_lacks_a_slot_takes_no_pages_either() -> None:
     table = replace(THREE, virtual_slot_count=3).table()
     for request in (1, 2):
@@ -400,6 +418,7 @@ def test_a_take_that_lacks_a_slot_takes_no_pages_either() -> None:
     assert isinstance(table.take(table.names.rows_of([2]), 8), Grant)
 
 
+@pytest.mark.case("29")
 def test_bytes_that_a_copy_reads_are_not_handed_out_though_nothing_live_is_there() -> None:
     chain = THREE.chain()
     take_pages(chain, pages=4)
@@ -419,6 +438,7 @@ def test_bytes_that_a_copy_reads_are_not_handed_out_though_nothing_live_is_there
 # ---- units of one's own [30, 31] -----------------------------------------------------------------
 
 
+@pytest.mark.case("30")
 def test_a_short_prompt_holds_one_page_of_each_band_and_its_slot() -> None:
     lifetimes = (STATE, WINDOW, WINDOW, FULL)
     shape = DemandShape(lifetimes, (0, 128, 4096, 0), 64, 1)
@@ -432,6 +452,7 @@ def test_a_short_prompt_holds_one_page_of_each_band_and_its_slot() -> None:
     assert units == (1, 1, 1, 1)
 
 
+@pytest.mark.case("31")
 @pytest.mark.parametrize("units", [(12_648_448, 12_416), (12_648_448, 9_973, 12_416)])
 def test_units_without_a_common_measure_are_placed_moved_and_never_overlap(
     units: tuple[int, ...],

@@ -30,6 +30,7 @@ FULL, WINDOW, STATE = Lifetime.FULL, Lifetime.WINDOW, Lifetime.STATE
 # ---- ids [34, 35, 41, 43] ------------------------------------------------------------------------
 
 
+@pytest.mark.case("34")
 @pytest.mark.parametrize(("ids", "pages"), [(5, 4), (40, 39), (200, 39)])
 def test_the_room_for_ids_and_the_room_for_units_are_two_numbers(ids: int, pages: int) -> None:
     chain = replace(ONE, virtual_page_count=ids).chain()
@@ -40,6 +41,7 @@ def test_the_room_for_ids_and_the_room_for_units_are_two_numbers(ids: int, pages
     assert shortage.reason is (Reason.NO_IDS if ids <= 40 else Reason.NO_BYTES)
 
 
+@pytest.mark.case("35")
 def test_a_window_mints_no_ids_and_maps_the_whole_id_space_of_the_owner() -> None:
     chain = replace(THREE, virtual_page_count=300).chain()
     state, window, owner = chain.bands
@@ -53,6 +55,7 @@ def test_a_window_mints_no_ids_and_maps_the_whole_id_space_of_the_owner() -> Non
         window.physical(array(300))
 
 
+@pytest.mark.case("41")
 def test_a_recycled_page_has_no_binding_of_its_last_tenant() -> None:
     world = World(
         arena_bytes=400,
@@ -76,6 +79,7 @@ def test_a_recycled_page_has_no_binding_of_its_last_tenant() -> None:
         table.holdings.check()
 
 
+@pytest.mark.case("43")
 @pytest.mark.parametrize("page_units", [(6, 5), (5, 5)])
 def test_the_sink_is_never_freed_and_free_units_never_exceed_the_band(
     page_units: tuple[int, int],
@@ -121,6 +125,7 @@ def _large() -> ChainAllocator:
     )
 
 
+@pytest.mark.case("45")
 @pytest.mark.parametrize("slots", [41, 81, 99])
 def test_slots_past_two_and_four_gigabytes_are_counted_to_the_byte(slots: int) -> None:
     chain = _large()
@@ -132,6 +137,7 @@ def test_slots_past_two_and_four_gigabytes_are_counted_to_the_byte(slots: int) -
     assert not chain.fits((slots, pages + 1))
 
 
+@pytest.mark.case("45")
 @pytest.mark.parametrize("slot", [40, 41, 80, 81])
 def test_a_zero_of_bytes_past_two_and_four_gigabytes_is_cut_off_from_their_read(slot: int) -> None:
     geometry = _large().geometry
@@ -143,6 +149,7 @@ def test_a_zero_of_bytes_past_two_and_four_gigabytes_is_cut_off_from_their_read(
         assert len(effects.segments()) == segments
 
 
+@pytest.mark.case("45")
 def test_a_slot_past_four_gigabytes_is_moved_and_found_again() -> None:
     chain = _large()
     make_room(chain, (90, 0))
@@ -201,6 +208,7 @@ def test_units_that_nothing_holds_move_when_they_are_in_the_way(kind: BandKind) 
     assert chain.bands[index].physical(array(name)).tolist() != [far]
 
 
+@pytest.mark.case("49", "50")
 @pytest.mark.parametrize("hold", ["soft", "hard"])
 @pytest.mark.parametrize("kind", list(BandKind))
 def test_units_that_a_transfer_reads_stay_whatever_is_asked(kind: BandKind, hold: str) -> None:
@@ -232,6 +240,7 @@ def test_units_that_a_transfer_reads_stay_whatever_is_asked(kind: BandKind, hold
     assert band.physical(array(name)).tolist() == [far]
 
 
+@pytest.mark.case("53")
 @pytest.mark.parametrize("hold", ["soft", "hard"])
 def test_relief_for_a_short_side_asks_the_same_gate_as_compaction(hold: str) -> None:
     chain = PAIR.chain()
@@ -253,6 +262,7 @@ def test_relief_for_a_short_side_asks_the_same_gate_as_compaction(hold: str) -> 
     assert chain.owner.start_index == far
 
 
+@pytest.mark.case("51")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_hundred_gates_that_open_and_close_never_leave_a_stale_answer(seed: int) -> None:
     print("seed", seed)
@@ -305,6 +315,7 @@ def _fresh(chain: ChainAllocator, index: int) -> BandSnapshot:
 # ---- pages, whole and once [83, 84, 86] ----------------------------------------------------------
 
 
+@pytest.mark.case("83")
 @pytest.mark.parametrize("tokens", [1, 4, 5, 13, 16])
 def test_a_ragged_end_frees_its_page_whole(tokens: int) -> None:
     table = replace(ONE, chunk_tokens=16).table()
@@ -317,6 +328,7 @@ def test_a_ragged_end_frees_its_page_whole(tokens: int) -> None:
     table.holdings.check()
 
 
+@pytest.mark.case("83")
 def test_consecutive_pieces_of_a_window_share_no_page() -> None:
     world = World(
         arena_bytes=400, unit_bytes=(6, 5), lifetimes=(WINDOW, FULL), window_tokens=(3, 0)
@@ -334,6 +346,7 @@ def test_consecutive_pieces_of_a_window_share_no_page() -> None:
     assert sorted(freed) == list(range(1, 11))
 
 
+@pytest.mark.case("84")
 def test_a_page_that_is_counted_twice_is_found_and_its_band_named() -> None:
     chain = THREE.chain()
     take_pages(chain, pages=5)
@@ -344,6 +357,7 @@ def test_a_page_that_is_counted_twice_is_found_and_its_band_named() -> None:
         chain.check()
 
 
+@pytest.mark.case("86")
 @pytest.mark.parametrize("page_tokens", [1, 2, 16, 256])
 @pytest.mark.parametrize("level", list(CheckLevel))
 def test_a_duplicate_free_is_refused_at_every_page_size(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from kvd.alloc.checks import CHECKS
 from kvd.cli.checkup import (
     FIRST_PID_NAMESPACE,
     Verdict,
@@ -195,3 +196,14 @@ def test_a_host_without_gpus_is_told_why(answer: dict[str, object], mentions: st
     (found,) = check_gpus(answer)
     assert found.verdict is Verdict.NOTE
     assert mentions in found.found
+
+
+def test_invariants_lists_the_registry_as_a_table_and_as_json() -> None:
+    table = CliRunner().invoke(cli, ["doctor", "--invariants"])
+    listed = CliRunner().invoke(cli, ["doctor", "--invariants", "--json"])
+    document = json.loads(listed.stdout)
+    assert (table.exit_code, listed.exit_code) == (0, 0)
+    assert document["schema"] == "kvd.invariants/1"
+    assert [item["name"] for item in document["invariants"]] == [item.name for item in CHECKS]
+    assert {item["level"] for item in document["invariants"]} == {"off", "warn", "strict"}
+    assert "idle.units_held" in table.stdout

@@ -220,6 +220,7 @@ def test_stats_and_map_say_what_moved_and_what_must_not(socket_path: Path) -> No
     assert "layouts so far: no_move 6, flush_ends 2" in drawn
 
 
+@pytest.mark.case("62")
 def test_stats_name_the_oldest_uses_of_a_band(socket_path: Path) -> None:
     printed = CliRunner().invoke(cli, ["stats", "--socket", str(socket_path)]).output
 

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from kvd.config import (
-    EffectiveSetting,
-    Origin,
     effective,
     flag_name,
     load_settings,
@@ -18,7 +16,7 @@ from kvd.config import (
     specs,
 )
 from kvd.errors import FileError, SettingError
-from kvd.setting import AUTO
+from kvd.setting import AUTO, EffectiveSetting, Origin
 from kvd.size.inputs import DEFAULT_SIZING
 
 SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "kvd.toml"
@@ -125,12 +123,35 @@ def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
         load_settings({}, {}, tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"[serve\n", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content",
+    [b"[serve\n", b"\xff\xfe", b"[serve]\nring_entries_count_max = " + b"9" * 5000],
+    ids=["torn", "no text", "digits"],
+)
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "kvd.toml"
     file.write_bytes(content)
     with pytest.raises(FileError, match=r"kvd\.toml' is not TOML"):
         load_settings({}, {}, file)
+
+
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "kvd.toml"
+    file.write_bytes(b"[serve]\nsocket = " + b"[" * 20_000 + b"]" * 20_000)
+    with pytest.raises(FileError, match="is nested too deeply for settings"):
+        load_settings({}, {}, file)
+
+
+@pytest.mark.parametrize("value", ["x" * 100_000, "9" * 5000])
+def test_an_absurd_value_is_cut_short_in_the_message(value: str) -> None:
+    with pytest.raises(SettingError, match=r"^frame_bytes_max = '.*\.\.\..*' \(from ") as caught:
+        load_settings({}, {"KVD_FRAME_BYTES_MAX": value}, None)
+    assert len(caught.value.message) < 300
+
+
+def test_an_absurd_name_is_refused_soon() -> None:
+    with pytest.raises(SettingError, match="is no setting; kvd config lists all settings"):
+        load_settings({"x" * 100_000: "1"}, {}, None)
 
 
 def test_an_unknown_flag_is_refused() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvd.declare.fields import ConfigFields, shown
-from kvd.errors import DeclareError
+from kvd.declare.fields import ConfigFields
+from kvd.errors import DeclareError, shown
 
 
 def test_null_counts_as_absent() -> None:

@@ -26,6 +26,7 @@ def _endings(*, backups: int = 0, sends: int = 0) -> tuple[StageEngine, Endings]
     return engine, Endings(RANKS, engine.uses.copies, engine.uses.transfers)
 
 
+@pytest.mark.case("96")
 def test_a_copy_is_released_once_the_last_rank_has_spoken() -> None:
     _, endings = _endings(backups=1)
     assert endings.copy_ended(1, CopyEnded(1))
@@ -37,6 +38,7 @@ def test_a_copy_is_released_once_the_last_rank_has_spoken() -> None:
     assert not endings.is_due
 
 
+@pytest.mark.case("96")
 def test_copies_are_released_in_the_order_in_which_their_last_rank_spoke() -> None:
     _, endings = _endings(backups=3)
     for rank, number in ((0, 1), (0, 2), (0, 3), (1, 3), (1, 1)):
@@ -87,6 +89,7 @@ def test_a_word_about_a_transfer_that_no_peer_knows_is_refused(number: int) -> N
         endings.transfer_ended(0, TransferEnded(number))
 
 
+@pytest.mark.case("101")
 def test_a_transfer_that_failed_is_over_where_its_end_is_proven() -> None:
     _, endings = _endings(sends=1)
     for rank in RANKS:

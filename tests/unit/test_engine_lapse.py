@@ -9,6 +9,7 @@ def _ended(lapses: Lapses, count: int, *, program: int = 0) -> list[list[int]]:
     return [lapses.end_batch(program) for _ in range(count)]
 
 
+@pytest.mark.case("123")
 @pytest.mark.parametrize("batches", [1, 2, 5])
 def test_a_promise_lives_for_so_many_batches_the_running_one_first(batches: int) -> None:
     lapses = Lapses()

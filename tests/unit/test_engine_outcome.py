@@ -130,6 +130,7 @@ def test_a_grant_names_pages_once_for_its_result_and_its_effects() -> None:
     assert len(columns) == 5
 
 
+@pytest.mark.case("77")
 def test_a_grant_of_slots_maps_writes_and_clears_them() -> None:
     builder = OutcomeBuilder(_chain())
     result = builder.grant(
@@ -142,6 +143,7 @@ def test_a_grant_of_slots_maps_writes_and_clears_them() -> None:
     assert _kinds(outcome) == [WriteMap, WriteSlots, ClearSlots]
 
 
+@pytest.mark.case("77")
 def test_whoever_is_retracted_leaves_first_then_units_move_then_new_ones_are_zeroed() -> None:
     builder = OutcomeBuilder(_chain())
     result = builder.grant(

@@ -84,6 +84,7 @@ def test_inserting_a_request_that_was_refused_in_the_batch_is_skipped() -> None:
     assert engine.decide(0, Insert(2, 3)).result == Skipped(3)
 
 
+@pytest.mark.case("81")
 def test_evicting_gives_units_back_per_band() -> None:
     engine = engine_with_value()
     counts = tuple(len(pages(engine, band)) for band in range(4))
@@ -117,6 +118,7 @@ def test_wrong_use_of_values_is_named_and_changes_nothing(
 # ---- the sink ------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("79")
 def test_the_sink_is_zeroed_behind_the_newest_step() -> None:
     engine = engine_with_value()
     assert engine.decide(0, ResetSink()) == Outcome(Done(), ((ZeroSink(),),))
@@ -145,6 +147,7 @@ def _own(world: Incarnation) -> list[AnyOwnEntry]:
     return [decode_own_entry(it.body) for it in records if it.program == OWN_PROGRAM]
 
 
+@pytest.mark.case("25")
 def test_a_copy_is_released_behind_the_step_notices_of_the_next_batch() -> None:
     world, ranks = _ranks()
     for rank in (0, 1):
@@ -159,6 +162,7 @@ def test_a_copy_is_released_behind_the_step_notices_of_the_next_batch() -> None:
     assert not world.engine.chain.owner.usage.records()[1:]
 
 
+@pytest.mark.case("25")
 def test_a_copy_is_released_at_once_while_all_programs_are_idle() -> None:
     world, ranks = _ranks()
     ranks[0].send(Idle())
@@ -253,6 +257,7 @@ def test_a_value_is_sealed_where_its_insertion_and_its_last_step_have_passed_on_
     assert inserted < processed
 
 
+@pytest.mark.case("115")
 @pytest.mark.parametrize(
     ("opens", "ends"),
     [
@@ -287,6 +292,7 @@ def test_a_value_is_not_sealed_while_something_of_it_is_open(
         assert engine.uses.sealed_values(0) == (1,)
 
 
+@pytest.mark.case("102")
 def test_a_value_is_never_sealed_once_its_load_failed_or_its_receive_went_astray() -> None:
     for released, opens in (
         (Released(quarantined=(1,)), [hold(1, FULL, [1]), Publish(1)]),

@@ -23,7 +23,7 @@ from kvd_proto.outcomes import (
     WriteSlots,
     Zero,
 )
-from tests.stateful.chains import block, picture
+from tests.stateful.chains import block, picture, post_nothing
 from tests.stateful.ranks import Tables, columns_of, int32s, int64s, stage
 
 STORAGE = stage(rows=4, spare_bytes=14 << 10)
@@ -232,6 +232,7 @@ def test_an_admit_whose_chunk_waits_for_transfers_waits_and_changes_nothing() ->
     played = Played()
     played.decide(_admit(1))
     engine = played.engine
+    post_nothing(engine.uses.transfers)
     block(engine.chain, ((engine.chain.geometry.sink_bytes, engine.chain.geometry.arena_bytes),))
     before = picture((engine.chain, engine.requests.rows))
     outcome = played.decide(_admit(2, 3))

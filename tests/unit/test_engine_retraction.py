@@ -26,7 +26,7 @@ from kvd_proto.outcomes import (
     WriteSlots,
     Zero,
 )
-from tests.stateful.chains import fix, picture
+from tests.stateful.chains import fix, picture, post_nothing
 from tests.stateful.ranks import CONTEXT_TOKENS, Tables, columns_of, int32s, int64s, stage
 
 STORAGE = stage(rows=5, spare_bytes=1 << 13)
@@ -322,6 +322,7 @@ def test_a_relief_that_transfers_hold_up_names_them_and_changes_nothing() -> Non
     played = _full()
     played.decide(Free(int64s([2])))
     played.decide(BatchEnd())
+    post_nothing(played.engine.uses.transfers)
     for band in played.engine.chain.bands:
         if band.live_units:
             fix(band, hard=None, soft=band.span)

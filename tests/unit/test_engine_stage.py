@@ -270,6 +270,7 @@ def test_a_take_of_nobody_is_no_error() -> None:
     assert _engine().decide(0, Take()) == Outcome(TakeResult())
 
 
+@pytest.mark.case("117")
 def test_a_refused_take_is_a_value_and_changes_nothing() -> None:
     engine = _engine(spare_bytes=0)
     engine.decide(0, _admit(1, prompt=8, new=0, take=8))
@@ -284,6 +285,7 @@ def test_a_refused_take_is_a_value_and_changes_nothing() -> None:
     assert engine.refusal_counts == {result.reason.value: 1}
 
 
+@pytest.mark.case("59")
 def test_rows_that_left_a_window_are_unbound() -> None:
     engine = _engine()
     engine.decide(0, _admit(1, prompt=16, take=16))

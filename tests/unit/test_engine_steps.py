@@ -61,6 +61,7 @@ def test_everything_is_decided_while_steps_are_in_flight(operation: Operation) -
     assert engine.steps.in_flight_count >= 1
 
 
+@pytest.mark.case("54")
 def test_what_is_freed_under_a_step_in_flight_pends_and_comes_back_when_it_is_processed() -> None:
     engine = busy(Launch(1, 0))
     live = [band.live_units for band in engine.chain.bands]
@@ -79,6 +80,7 @@ def test_what_is_freed_under_a_step_in_flight_pends_and_comes_back_when_it_is_pr
     ]
 
 
+@pytest.mark.case("54")
 def test_a_page_pends_under_the_newest_step_not_under_the_one_that_is_processed_next() -> None:
     engine = busy(Launch(1, 0), Launch(2, 0), Free(int64s([1])))
     pending = [band.pending_units for band in engine.chain.bands]

@@ -15,7 +15,7 @@ from kvd.errors import (
     SettingError,
     SizeError,
 )
-from kvd_proto.errors import ErrorCode, KvdError
+from kvd_proto.errors import MESSAGE_CHARACTERS_MAX, ErrorCode, KvdError
 
 OWN = {
     name: kind
@@ -61,3 +61,18 @@ def test_a_broken_invariant_says_its_name_first() -> None:
 
 def test_a_size_error_says_how_much_is_missing() -> None:
     assert SizeError("short", short_bytes=5).short_bytes == 5
+
+
+@pytest.mark.parametrize("length", [1000, 1001, 10**6])
+def test_a_message_is_cut_in_the_middle_and_says_how_long_it_was(length: int) -> None:
+    message = KvdError("a" + "x" * (length - 2) + "z").message
+    assert len(message) <= MESSAGE_CHARACTERS_MAX
+    assert (message[0], message[-1]) == ("a", "z")
+    assert (f"({length} characters)" in message) == (length > MESSAGE_CHARACTERS_MAX)
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 10**6, 10**5000, {"a": [10**5000]}, [[[[[[[[1]]]]]]]]], ids=lambda _: ""
+)
+def test_a_value_of_any_size_is_shown_short(value: object) -> None:
+    assert len(errors.shown(value)) < 120

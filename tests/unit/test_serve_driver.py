@@ -99,6 +99,7 @@ def test_whatever_is_no_answer_is_no_proof(make: Make, program: str, text: str) 
     assert answered(make(program), 7) == (False, text)
 
 
+@pytest.mark.case("108")
 def test_a_helper_that_hangs_is_killed_and_no_proof(make: Make, clock: Clock) -> None:
     found = make("import signal; signal.pause()")
     assert not found.ask([7]).clear

@@ -90,6 +90,7 @@ def end(
     return processes
 
 
+@pytest.mark.case("112")
 def test_the_same_plan_runs_on_the_same_arenas_with_fresh_fence_pages(
     memory: GroupMemory, keeper: Keeper
 ) -> None:
@@ -110,6 +111,7 @@ def test_the_same_plan_runs_on_the_same_arenas_with_fresh_fence_pages(
         one.release_fences()
 
 
+@pytest.mark.case("115")
 def test_another_plan_gets_new_arenas_once_the_old_ones_are_given_back(
     memory: GroupMemory, keeper: Keeper
 ) -> None:
@@ -155,6 +157,7 @@ def test_memory_that_cannot_be_had_leaves_what_there_was(
     assert keeper.names == ["g.1.0.0/arena", "g.1.0.1/arena", "g.1.0.2/arena"]
 
 
+@pytest.mark.case("119", "120")
 @pytest.mark.parametrize("fail_at", [1, 2, 3, 4])
 def test_memory_is_made_for_every_rank_or_for_none(
     memory: GroupMemory, keeper: Keeper, fail_at: int

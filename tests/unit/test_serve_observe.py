@@ -3,6 +3,7 @@
 from time import monotonic
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kvd.serve.metrics import StatisticsCollector
@@ -58,6 +59,7 @@ def test_a_daemon_that_runs_is_healthy() -> None:
     assert health["schema"] == "kvd.health/1"
 
 
+@pytest.mark.case("108", "109")
 def test_a_loop_without_a_sign_of_life_is_the_first_problem() -> None:
     stuck = published(group(waiting_for=["stage 0 rank 1"]))
     stuck.alive_at = monotonic() - STUCK_AFTER_S - 1

@@ -134,6 +134,7 @@ def test_a_budget_of_exactly_the_floor_serves_one_request(page_tokens: int) -> N
     assert fits_empty(sized.geometry, sized.floor_units)
 
 
+@pytest.mark.case("13")
 @pytest.mark.parametrize("short_bytes", [1, 4096, 100_000])
 def test_a_budget_below_the_floor_says_by_how_much(short_bytes: int) -> None:
     floor = size(HYBRID, values()).budget_floor_bytes
@@ -176,6 +177,7 @@ def test_speculation_pays_its_states_out_of_the_state_share() -> None:
     assert plain.target_units[0] - drafting.target_units[0] in (draft_slots, draft_slots + 1)
 
 
+@pytest.mark.case("74")
 def test_stages_agree_on_requests_pages_and_slots() -> None:
     stages = stages_of(STATE, attention(), attention(), STATE, attention(), pp_count=2)
     first, second = size_stages(stages, values())

@@ -2,7 +2,13 @@
 
 import pytest
 
-from kvd.testing.bench_core import WARM_UP_COUNT, measure_feasible, record, replay
+from kvd.testing.bench_core import (
+    WARM_UP_COUNT,
+    measure_feasible,
+    measure_levels,
+    record,
+    replay,
+)
 from kvd_proto.codec import decode_operation, split_batch
 from kvd_proto.operations import Admit, Advance, Free, Launch, Processed, Take
 
@@ -53,3 +59,15 @@ def test_feasible_is_measured_for_three_and_six_bands_with_targets() -> None:
     assert figures["feasible_3_bands"].target == 15
     assert figures["feasible_6_bands"].target == 40
     assert all(figure.value > 0 for figure in figures.values())
+
+
+def test_a_step_is_measured_at_every_level_of_checks() -> None:
+    measured = measure_levels(requests_count=2, page_tokens=64, steps_count=2, seed_index=3)
+    figures = {figure.name: figure.value for figure in measured}
+
+    names = {f"page64_checks_{level}_step_p50" for level in ("off", "warn", "strict")}
+    assert names <= figures.keys()
+    assert all(value > 0 for value in figures.values())
+    assert figures["page64_checks_strict_ratio"] == (
+        figures["page64_checks_strict_step_p50"] / figures["page64_checks_off_step_p50"]
+    )

@@ -12,16 +12,22 @@ from kvd.testing.bench_fill import Costs, Filler
 from kvd.testing.traces import TraceRequest
 from kvd_proto.memory import DeclaredConfig, SizingInputs
 
-GiB = 1 << 30
+MiB = 1 << 20
 PAGE_TOKENS = 64
 ANSWERS_TOKENS = (1, 2, 63, 700, 700, 1200)
 
 
+def storage_of(budget_bytes: int, context_tokens: int) -> StageStorage:
+    declaration = DeclaredConfig(config_json=preset_config("gpt-oss-20b"), name="gpt-oss-20b")
+    inputs = SizingInputs(
+        budget_bytes=budget_bytes, page_tokens=PAGE_TOKENS, context_tokens=context_tokens
+    )
+    return build_group(declaration, inputs=inputs).stages[0]
+
+
 @pytest.fixture(scope="module")
 def storage() -> StageStorage:
-    declaration = DeclaredConfig(config_json=preset_config("gpt-oss-20b"), name="gpt-oss-20b")
-    inputs = SizingInputs(budget_bytes=GiB, page_tokens=PAGE_TOKENS, context_tokens=1 << 16)
-    return build_group(declaration, inputs=inputs).stages[0]
+    return storage_of(1024 * MiB, 1 << 16)
 
 
 def requests() -> Iterator[TraceRequest]:
@@ -94,13 +100,12 @@ def test_a_cost_is_what_a_request_holds_when_it_has_its_answer(
     assert (cost.held_units, cost.promised_units) == filler.counts()
 
 
-def test_a_request_that_barely_fits_alone_is_grown_a_token_at_a_time(
-    storage: StageStorage,
-) -> None:
+def test_a_request_that_barely_fits_alone_is_grown_a_token_at_a_time() -> None:
     # Chunks of its answer would need more of the window's pages than there are bytes left.
+    storage = storage_of(64 * MiB, 1 << 12)
     fits = [
         request
-        for output_tokens in range(40_000, 44_000, 256)
+        for output_tokens in range(2_048, 2_176, 8)
         if not Filler(storage).admit(request := TraceRequest(1, 200, output_tokens))
     ]
 

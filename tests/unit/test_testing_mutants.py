@@ -1,7 +1,7 @@
-"""Faults that can be planted: each fits the code as it is, makes a difference, and is taken back."""
+"""Faults that can be planted: each fits the code, makes a difference, and is taken back."""
 
 import re
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +20,9 @@ from kvd.testing.mutants.fault import (
     planted,
 )
 from kvd.testing.mutants.registry import FAULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GIVE = "kvd.alloc.ids:FreeIds.give"
 LOSE_ONE = edited("lost", "names come back", (GIVE, "self._count += ids.size", "self._count += 0"))

@@ -21,30 +21,32 @@ F runs steps in the order of their numbers, so a wait for one step covers all be
 be left out when its event is reached already; whether it is decides nothing else.
 """
 
-import os
 import struct
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, NewType
 
 import numpy as np
 
 from kvd_client.device.assembly import (
-    NOTHING,
+    NO_LAUNCH_WORK,
     Assembly,
-    Columns,
     LaunchWork,
+    Piece,
     WaitFor,
-    decode_columns,
-    row_table,
-    state_band,
+    Workplace,
 )
+from kvd_client.device.columns import Columns, decode_columns
 from kvd_client.device.copies import CopyWork, HostCopies, WaitForCopy
 from kvd_client.device.fences import FencePage
+from kvd_client.device.known_replies import known_reply
+from kvd_client.device.places import PlanPlaces
 from kvd_client.device.port import Commands, Device, Event, Memory, Stream
+from kvd_client.device.recipes import Recipes
 from kvd_client.errors import ForkedError, PoisonedError, ReplyError
+from kvd_client.process import PROCESS
 from kvd_proto.memory import StoragePlan
-from kvd_proto.outcomes import Outcome, Wait
+from kvd_proto.outcomes import Outcome
 from kvd_proto.scalars import Position
 
 SegmentIndex = NewType("SegmentIndex", int)
@@ -75,11 +77,12 @@ class StepGuard(NamedTuple):
 
 
 class AssembledReply(NamedTuple):
-    """Entries that were checked: what to enqueue for them."""
+    """Entries that were checked: what to enqueue for them, and what they leave to do."""
 
     first_position: int
     entry_count: int
-    assembly: Assembly
+    pieces: Sequence[Piece]
+    launch_work: LaunchWork
 
 
 class Applier:
@@ -121,9 +124,16 @@ class Applier:
         self._device = device
         self._memory = memory
         self._plan = plan
-        self._row_table = row_table(plan)
+        self._places = PlanPlaces(plan)
         self.copies = HostCopies(device, memory, plan, fences)
         """Loads and backups, and the host pools they work with."""
+        self._workplace = Workplace(
+            device=device,
+            memory=memory,
+            places=self._places,
+            recipes=Recipes(self._places),
+            check_copy=self.copies.check,
+        )
         self._stream = stream
         self._applied = Position(applied)
         self._segment_start_index = segment_start_index
@@ -133,12 +143,12 @@ class Applier:
         self._position_event: Event | None = None
         self._barrier: Event | None = None
         self._ends: dict[int, Event] = {}
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self._newest_step = 0
         self._forward_end: Event | None = None
         """The end of the newest launched step, whether the stream waits for it or not: a copy that
         precedes such a wait in a reply does not."""
-        self._launch_work = LaunchWork(NOTHING, NOTHING)
+        self._launch_work = NO_LAUNCH_WORK
 
     @property
     def applied(self) -> Position:
@@ -154,13 +164,26 @@ class Applier:
         """Refuse everything from now on; the first cause stays."""
         self._poisoned = self._poisoned or cause
 
+    @contextmanager
+    def _whole(self, what: str) -> Generator[None]:
+        """Guard work that must not be left half done: leaving it by any exception poisons.
+
+        Interrupts of the user count too: whether the work was enqueued is then unknown.
+        """
+        self.check_usable()
+        try:
+            yield
+        except BaseException as error:
+            self.poison(f"{what}: {type(error).__name__}: {error}")
+            raise
+
     def clear(self) -> None:
         """Enqueue zeroing of sink and tables: the first act on memory of unknown contents.
 
         The progress word starts at zero with the log. A log that goes on from an earlier one keeps
         the word, which is behind all its entries.
         """
-        with _PoisonOnFailure(self, "tables cannot be cleared"):
+        with self._whole("tables cannot be cleared"):
             commands = self._device.commands(self._memory)
             if not self._applied:
                 commands.write_words(
@@ -179,7 +202,7 @@ class Applier:
         anybody relies on changes. Whatever a device sets up on first use, such as kernels that are
         loaded or staging that is allocated, is there before the first move of a running batch.
         """
-        with _PoisonOnFailure(self, "the sink cannot be worked on"):
+        with self._whole("the sink cannot be worked on"):
             commands = self._device.commands(self._memory)
             sink = np.zeros(1, dtype=np.int64)
             for band, table in zip(self._plan.bands, self._plan.region.band_maps, strict=True):
@@ -230,14 +253,24 @@ class Applier:
         Takes and raises what `apply_reply` does; ``guard`` names a step whose whole end the effects
         from one of the entries on have to wait for.
         """
-        with _PoisonOnFailure(self, _entries_cannot(first_position)):
+        self.check_usable()
+        try:
             if first_position != self._applied + 1:
                 raise ReplyError(
                     f"stub.cursor_gapless: position {self._applied + 1} is next, "
                     f"and an entry at {first_position} came"
                 )
+            if columns is None:
+                columns = decode_columns(outcomes)
+            known = None if guard is not None else self._known(first_position, outcomes, columns)
+            if known is not None:
+                return AssembledReply(first_position, len(outcomes), (known,), NO_LAUNCH_WORK)
             assembly = self._assemble(first_position, outcomes, columns, guard)
-            return AssembledReply(first_position, len(outcomes), assembly)
+        except BaseException as error:
+            self._poison_by_entries(first_position, error)
+            raise
+        work = assembly.launch_work()
+        return AssembledReply(first_position, len(outcomes), assembly.pieces, work)
 
     def enqueue_reply(self, reply: AssembledReply) -> None:
         """Enqueue what `assemble_reply` returned last; raises PoisonedError or whatever went wrong.
@@ -245,18 +278,22 @@ class Applier:
         On a host stream this wakes the thread that plays it, which then competes for the
         interpreter: whatever else is to be done with the reply is better done before.
         """
-        with _PoisonOnFailure(self, _entries_cannot(reply.first_position)):
+        self.check_usable()
+        try:
             assert reply.first_position == self._applied + 1, "another reply came in between"
             if not reply.entry_count:
                 return
-            for piece in reply.assembly.pieces:
+            for piece in reply.pieces:
                 self._enqueue(piece)
-            self._launch_work = reply.assembly.launch_work()
+            self._launch_work = reply.launch_work
             self._segment_start_index = 0
             self._applied = Position(self._applied + reply.entry_count)
             self._mark_position()
+        except BaseException as error:
+            self._poison_by_entries(reply.first_position, error)
+            raise
 
-    def _enqueue(self, piece: Commands | WaitFor | CopyWork | WaitForCopy) -> None:
+    def _enqueue(self, piece: Piece) -> None:
         if isinstance(piece, WaitFor):
             self._stream.wait(piece.event)
         elif isinstance(piece, WaitForCopy):
@@ -307,7 +344,7 @@ class Applier:
         """Return what effects asked of the next launch, and forget it."""
         self.check_usable()
         work = self._launch_work
-        self._launch_work = LaunchWork(NOTHING, NOTHING)
+        self._launch_work = NO_LAUNCH_WORK
         return work
 
     def enqueue_launch_work(self, stream: Stream) -> LaunchWork:
@@ -315,12 +352,12 @@ class Applier:
 
         Returns what was enqueued, for state of the engine that belongs to the same rows.
         """
-        with _PoisonOnFailure(self, "work of the launch cannot be enqueued"):
+        with self._whole("work of the launch cannot be enqueued"):
             work = self.take_launch_work()
             if work.empty:
                 return work
             commands = self._device.commands(self._memory)
-            state = state_band(self._plan)
+            state = self._places.state
             if state is not None:
                 commands.zero_units(
                     base_bytes=0, unit_bytes=state.unit_bytes, units=work.clear_slots
@@ -340,52 +377,67 @@ class Applier:
 
         Raises ForkedError in a fork, which must not work on the rank's memory beside the rank.
         """
-        if os.getpid() != self._pid:
+        if PROCESS.pid != self._pid:
             raise ForkedError(
-                f"effects are applied by process {self._pid}; process {os.getpid()} is a fork of it"
+                f"effects are applied by process {self._pid}; process {PROCESS.pid} is a fork of it"
             )
         if self._poisoned is not None:
             raise PoisonedError(f"this rank is poisoned: {self._poisoned}")
+
+    def _known(
+        self, first_position: int, outcomes: Sequence[Outcome], columns: Sequence[Columns]
+    ) -> Commands | None:
+        """Return all there is to enqueue of a reply of known shape; None for any other.
+
+        With something to wait for, work left to the next launch, or a first entry that is partly
+        done, it is assembled effect by effect.
+        """
+        if (
+            self._barrier is not None
+            or self._ends
+            or self._segment_start_index
+            or self._launch_work is not NO_LAUNCH_WORK
+            or not self._device.takes_recipes
+        ):
+            return None
+        found = known_reply(
+            outcomes, columns, self._workplace.recipes, newest_step=self._newest_step
+        )
+        if found is None:
+            return None
+        recipe, whole = found
+        commands = self._device.commands(self._memory)
+        if not commands.add_recipe(recipe, whole.lists, whole.first_list):
+            return None
+        last = outcomes[-1].segments
+        commands.write_words(
+            offset_bytes=self._places.progress_offset_bytes,
+            values=(first_position + len(outcomes) - 1, len(last) - 1 if last else 0),
+        )
+        return commands
 
     def _assemble(
         self,
         first_position: int,
         outcomes: Sequence[Outcome],
-        columns: Sequence[Columns] | None,
+        columns: Sequence[Columns],
         guard: StepGuard | None,
     ) -> Assembly:
         """Return everything to enqueue, checked; nothing is enqueued yet."""
-        assembly = Assembly(
-            self._device,
-            self._memory,
-            self._plan,
-            row_table=self._row_table,
-            launch_work=self._launch_work,
-            check_copy=self.copies.check,
-        )
+        assembly = Assembly(self._workplace, self._launch_work, self._add_step_wait)
         start_index = self._segment_start_index
-        if columns is None:
-            columns = decode_columns(outcomes)
         for place, outcome in enumerate(outcomes):
-            if outcome.segments:
-                assembly.use_columns(columns[place])
+            segments = outcome.segments
+            if segments:
                 if self._barrier is not None:
                     self._add_barrier(assembly, self._barrier)
                 if guard is not None and place >= guard.entry_index:
                     self._add_step_wait(assembly, guard.step)
                     guard = None
-            for index in range(start_index, len(outcome.segments)):
-                for effect in outcome.segments[index]:
-                    if isinstance(effect, Wait) and effect.copy:
-                        assembly.add_copy_wait(effect.copy)
-                    elif isinstance(effect, Wait):
-                        self._add_step_wait(assembly, effect.step)
-                    else:
-                        assembly.add(effect)
-                assembly.end_segment(first_position + place, index)
+                assembly.add_entry(first_position + place, segments, columns[place], start_index)
             start_index = 0
         if outcomes and not outcomes[-1].segments:
-            assembly.end_segment(first_position + len(outcomes) - 1, 0)
+            assembly.end_entry(first_position + len(outcomes) - 1)
         assembly.finish()
         return assembly
 
@@ -408,6 +460,8 @@ class Applier:
                 f"an effect waits for step {step}; the newest that this rank launched is "
                 f"{self._newest_step}"
             )
+        if not self._ends:
+            return
         earlier = [one for one in self._ends if one <= step]
         if earlier and not self._ends[earlier[-1]].reached:
             assembly.add_wait(self._ends[earlier[-1]])
@@ -417,36 +471,16 @@ class Applier:
         for one in [one for one in self._ends if one <= step]:
             del self._ends[one]
 
+    def _poison_by_entries(self, first_position: int, error: BaseException) -> None:
+        """Do what `_whole` does; written out where every microsecond is one of a decode step."""
+        self.poison(
+            f"entries from position {first_position} cannot be applied: "
+            f"{type(error).__name__}: {error}"
+        )
+
     def _mark_position(self) -> None:
         if self._overlaps:
             self._position_event = self._stream.record()
-
-
-class _PoisonOnFailure:
-    """Guards a piece of work that must not be left half done: leaving it by any exception poisons.
-
-    Interrupts of the user count too: whether the work was enqueued is then unknown.
-    """
-
-    def __init__(self, applier: Applier, what: str) -> None:
-        self._applier = applier
-        self._what = what
-
-    def __enter__(self) -> None:
-        self._applier.check_usable()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self._applier.poison(f"{self._what}: {kind.__name__}: {error}")
-
-
-def _entries_cannot(first_position: int) -> str:
-    return f"entries from position {first_position} cannot be applied"
 
 
 def _table_extents(plan: StoragePlan) -> list[tuple[int, int]]:

@@ -11,10 +11,18 @@ from typing import Final, TypeAlias, assert_never
 import numpy as np
 import numpy.typing as npt
 
+from kvd_client.device.columns import ANY_NUMBER, NO_COLUMNS, NOTHING, Columns
 from kvd_client.device.copies import CopyWork, WaitForCopy
-from kvd_client.device.port import Commands, Device, Event, IntArray, Memory, RowTable
+from kvd_client.device.places import BandPlaces, PlanPlaces
+from kvd_client.device.port import (
+    Commands,
+    Device,
+    Event,
+    IntArray,
+    Memory,
+)
+from kvd_client.device.recipes import Later, Recipe, Recipes
 from kvd_client.errors import ReplyError
-from kvd_proto.memory import BandPlan, Lifetime, StoragePlan
 from kvd_proto.outcomes import (
     NO_COLUMN,
     AnyEffect,
@@ -22,8 +30,8 @@ from kvd_proto.outcomes import (
     Copy,
     CopyStream,
     Move,
-    Outcome,
     ResetRows,
+    Segment,
     Wait,
     WriteMap,
     WriteRows,
@@ -34,12 +42,9 @@ from kvd_proto.outcomes import (
 
 MaskArray: TypeAlias = npt.NDArray[np.bool_]
 
-NOTHING: Final = np.zeros(0, dtype=np.int64)
-"""An empty list of units or rows."""
 
-_INT32: Final = np.dtype("<i4")
-_NONE_LEAST: Final = 1 << 62
-_NONE_GREATEST: Final = -1
+_ZEROES: Final = np.zeros(1024, dtype=np.int64)
+_ZEROES.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,10 @@ class WaitFor:
     """Between two pieces of commands: the stream waits for an event."""
 
     event: Event
+
+
+Piece: TypeAlias = Commands | WaitFor | CopyWork | WaitForCopy
+"""What a stream is given in order, or waits for in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,152 +73,118 @@ class LaunchWork:
         return not len(self.clear_slots) and not len(self.reset_rows)
 
 
-class Columns:
-    """The columns of one outcome by place, with the range that each one's numbers span.
-
-    The ranges come from two passes over all columns together. Checking a column against a limit is
-    then a comparison of plain integers, however many effects name it.
-    """
-
-    __slots__ = ("_arrays", "_greatest", "_least")
-
-    def __init__(self, flat: IntArray, lengths: Sequence[int]) -> None:
-        """Cut ``flat`` into columns; raises ReplyError if the lengths do not fit."""
-        arrays: list[IntArray] = []
-        starts: list[int] = []
-        start = 0
-        for length in lengths:
-            if length < 0:
-                raise ReplyError(f"a column cannot have {length} numbers")
-            if length:
-                starts.append(start)
-            arrays.append(flat[start : start + length])
-            start += length
-        if start != len(flat):
-            raise ReplyError(f"columns hold {len(flat)} numbers, their lengths say {start}")
-        self._arrays = arrays
-        self._least: list[int] = []
-        self._greatest: list[int] = []
-        if starts:
-            self._least = np.minimum.reduceat(flat, starts).tolist()
-            self._greatest = np.maximum.reduceat(flat, starts).tolist()
-        if len(starts) < len(arrays):
-            # An empty column is within every limit.
-            for index, array in enumerate(arrays):
-                if not len(array):
-                    self._least.insert(index, _NONE_LEAST)
-                    self._greatest.insert(index, _NONE_GREATEST)
-
-    def part(self, start: int, end: int) -> "Columns":
-        """Return the columns ``[start, end)`` by themselves, counted from 0 again."""
-        part = Columns.__new__(Columns)
-        part._arrays = self._arrays[start:end]
-        part._least = self._least[start:end]
-        part._greatest = self._greatest[start:end]
-        return part
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def __getitem__(self, index: int) -> IntArray:
-        return self._arrays[index]
-
-    def within(self, index: int, start: int, end: int, what: str) -> IntArray:
-        """Return a column whose numbers all lie in ``[start, end)``; raises ReplyError naming one.
-
-        ``what`` says in the error what the numbers are.
-        """
-        if not 0 <= index < len(self._arrays):
-            raise ReplyError(f"an effect names column {index} of {len(self._arrays)}")
-        if self._least[index] < start or self._greatest[index] >= end:
-            wrong = next(int(n) for n in self._arrays[index] if not start <= n < end)
-            raise ReplyError(f"{what} {wrong} is not within [{start}, {end})")
-        return self._arrays[index]
+NO_LAUNCH_WORK: Final = LaunchWork(NOTHING, NOTHING)
+"""What most replies leave to the next launch."""
 
 
-NO_COLUMNS: Final = Columns(NOTHING, ())
-"""The columns of an outcome that has none."""
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What all replies of an applier are assembled with."""
 
-
-def decode_columns(outcomes: Sequence[Outcome]) -> list[Columns]:
-    """Return the columns of each outcome of a reply as 64-bit arrays, all converted in one pass.
-
-    Raises ReplyError if bytes and lengths of one of them do not fit.
-    """
-    lengths: list[int] = []
-    for outcome in outcomes:
-        if len(outcome.columns) % 4:
-            raise ReplyError(f"columns of {len(outcome.columns)} bytes are no int32 numbers")
-        if outcome.lengths or outcome.columns:
-            count = sum(outcome.lengths)
-            if count * 4 != len(outcome.columns):
-                raise ReplyError(
-                    f"columns hold {len(outcome.columns) // 4} numbers, their lengths say {count}"
-                )
-            lengths += outcome.lengths
-    if not lengths:
-        return [NO_COLUMNS] * len(outcomes)
-    encoded = b"".join([outcome.columns for outcome in outcomes])
-    whole = Columns(np.frombuffer(encoded, dtype=_INT32).astype(np.int64), lengths)
-    parts: list[Columns] = []
-    start = 0
-    for outcome in outcomes:
-        end = start + len(outcome.lengths)
-        parts.append(whole.part(start, end) if end > start else NO_COLUMNS)
-        start = end
-    return parts
+    device: Device
+    memory: Memory
+    places: PlanPlaces
+    recipes: Recipes
+    check_copy: Callable[[CopyWork], None]
+    """Raises ReplyError for a copy that cannot be carried out."""
 
 
 class Assembly:
-    """Commands and waits of one reply, in order, and what it leaves to the next launch."""
+    """Commands and waits of one reply, in order, and what it leaves to the next launch.
+
+    A decode step passes here with some nine effects and has microseconds for all of them. So what
+    effects ask of the plan is worked out before (`PlanPlaces`), segments that come again and again
+    are known (`Recipes`), and nothing is done for a rare case, such as slots to be cleared, where
+    there is none.
+    """
+
+    __slots__ = (
+        "_clear_slots",
+        "_columns",
+        "_commands",
+        "_has_moved",
+        "_piece_empty",
+        "_places",
+        "_progress",
+        "_reset_rows",
+        "_wait_for_step",
+        "_workplace",
+        "pieces",
+    )
 
     def __init__(
         self,
-        device: Device,
-        memory: Memory,
-        plan: StoragePlan,
-        *,
-        row_table: RowTable,
+        workplace: Workplace,
         launch_work: LaunchWork,
-        check_copy: Callable[[CopyWork], None],
+        wait_for_step: Callable[["Assembly", int], None],
     ) -> None:
-        """Start empty; ``check_copy`` raises ReplyError for a copy that cannot be carried out."""
-        self._device = device
-        self._memory = memory
-        self._plan = plan
-        self._row_table = row_table
-        self._check_copy = check_copy
+        """Start empty; ``launch_work`` is what earlier replies left to the next launch.
+
+        ``wait_for_step`` adds the wait for a step of this rank that an effect asks for.
+        """
+        self._wait_for_step = wait_for_step
+        self._workplace = workplace
+        self._places = workplace.places
         self._columns = NO_COLUMNS
-        self._commands = device.commands(memory)
-        self._clear_slots = [launch_work.clear_slots]
-        self._reset_rows = [launch_work.reset_rows]
+        self._clear_slots: list[IntArray] = []
+        """Without empty arrays among them: mostly there is nothing to clear."""
+        self._reset_rows: list[IntArray] = []
+        if launch_work is not NO_LAUNCH_WORK:
+            if len(launch_work.clear_slots):
+                self._clear_slots.append(launch_work.clear_slots)
+            if len(launch_work.reset_rows):
+                self._reset_rows.append(launch_work.reset_rows)
         self._piece_empty = True
         self._has_moved = False
         """Whether the segment that is being added holds a move."""
         self._progress: tuple[int, int] | None = None
-        self.pieces: list[Commands | WaitFor | CopyWork | WaitForCopy] = [self._commands]
+        """What is done with what is added so far, to be written behind it.
 
-    def use_columns(self, columns: Columns) -> None:
-        """Set the columns that the effects added from here on refer to."""
-        self._columns = columns
+        It replaces what was said before, as long as no move lies between: without moves nothing is
+        read that a redo of several segments would miss. Behind a move it is written before anything
+        of the next segment.
+        """
+        self._commands = workplace.device.commands(workplace.memory)
+        self.pieces: list[Piece] = [self._commands]
 
     def launch_work(self) -> LaunchWork:
         """Return what is left to the next launch: the earlier work and this reply's."""
-        if len(self._clear_slots) == 1 and len(self._reset_rows) == 1:
-            return LaunchWork(self._clear_slots[0], self._reset_rows[0])
-        return LaunchWork(np.concatenate(self._clear_slots), np.concatenate(self._reset_rows))
+        if not self._clear_slots and not self._reset_rows:
+            return NO_LAUNCH_WORK
+        return LaunchWork(_joined(self._clear_slots), _joined(self._reset_rows))
 
-    def end_segment(self, position: int, segment_index: int) -> None:
-        """Say that everything up to here is done, once it is.
+    def add_entry(
+        self, position: int, segments: Sequence[Segment], columns: Columns, start_index: int = 0
+    ) -> None:
+        """Add segments from one on; raises ReplyError if an effect does not fit the plan.
 
-        What is said replaces what was said before, as long as no move lies between: without moves
-        nothing is read that a redo of several segments would miss. Behind a move it is written
-        before anything of the next segment.
+        Effects of a segment of known shape (`Recipes`) are added as a whole, if the device takes
+        that.
         """
-        self._progress = (position, segment_index)
-        if self._has_moved:
-            self._has_moved = False
-            self._write_progress()
+        self._columns = columns
+        recipes, takes_recipes = self._workplace.recipes, self._workplace.device.takes_recipes
+        for index in range(start_index, len(segments)):
+            segment = segments[index]
+            recipe = recipes.of(segment) if takes_recipes else None
+            if (
+                recipe is not None
+                and columns.fit(recipe)
+                and self._commands.add_recipe(recipe, columns.lists, columns.first_list)
+            ):
+                self._piece_empty = False
+                if recipe.leaves_work or self._clear_slots:
+                    self._note_later(recipe)
+            else:
+                for effect in segment:
+                    self.add(effect)
+            self._progress = (position, index)
+            if self._has_moved:
+                self._has_moved = False
+                self._write_progress()
+
+    def end_entry(self, position: int) -> None:
+        """Say that an entry is done that asks for nothing, once everything before it is."""
+        self._progress = (position, 0)
 
     def finish(self) -> None:
         """Add what was held back; nothing may be added afterwards."""
@@ -232,55 +207,74 @@ class Assembly:
         self.finish()
         self._piece_empty = True
         self.pieces.append(piece)
-        self._commands = self._device.commands(self._memory)
+        self._commands = self._workplace.device.commands(self._workplace.memory)
         self.pieces.append(self._commands)
+
+    def _note_later(self, recipe: Recipe) -> None:
+        """Bring the work of the next launch in line with a segment."""
+        for kind, column, band in recipe.notes:
+            numbers = self._columns[column]
+            if not len(numbers):
+                continue
+            if kind is Later.CLEAR:
+                self._clear_slots.append(numbers)
+            elif kind is Later.RESET:
+                self._reset_rows.append(numbers)
+            elif band is not None and self._clear_slots:
+                self._forget_clears(band, numbers)
 
     def add(self, effect: AnyEffect) -> None:
         """Add one effect; raises ReplyError if it does not fit the plan."""
-        if isinstance(effect, Copy):
-            self._add_between(self._copy_work(effect))
-            return
-        self._piece_empty = False
+        # The most frequent first: each case asks for one type after the other.
         match effect:
-            case Zero():
-                self._zero(effect)
             case WriteMap():
                 self._write_map(effect)
+            case Zero():
+                self._zero(effect)
             case WriteRows():
                 self._write_rows(effect)
+            case Wait():
+                if effect.copy:
+                    self.add_copy_wait(effect.copy)
+                else:
+                    self._wait_for_step(self, effect.step)
+                return
+            case Copy():
+                self._add_between(self._copy_work(effect))
+                return
             case WriteSlots():
                 self._write_slots(effect)
             case ClearSlots():
-                self._clear_slots.append(self._units(self._state_band(), effect.units))
+                self._clear_later(effect)
             case ResetRows():
                 self._reset_row(effect)
             case Move():
                 self._move(effect)
-            case Wait():
-                raise ReplyError(f"an applier makes events of waits, this one is {effect}")
             case ZeroSink():
-                self._commands.zero_bytes(start_bytes=0, end_bytes=self._plan.sink_bytes)
+                self._commands.zero_bytes(start_bytes=0, end_bytes=self._places.plan.sink_bytes)
             case _:
                 assert_never(effect)
+        self._piece_empty = False
 
     def _copy_work(self, effect: Copy) -> CopyWork:
+        band = self._band(effect.band)
         work = CopyWork(
             effect.copy,
             effect.stream,
             effect.band,
-            self._units(self._band(effect.band), effect.units),
-            self._columns.within(effect.host_units, 0, _NONE_LEAST, "place in a host pool"),
+            self._units(band, effect.units),
+            self._columns.within(effect.host_units, 0, ANY_NUMBER, "place in a host pool"),
         )
-        self._check_copy(work)
-        if work.stream is CopyStream.LOAD:
-            self._forget_clears(self._band(effect.band), work.units)
+        self._workplace.check_copy(work)
+        if work.stream is CopyStream.LOAD and self._clear_slots:
+            self._forget_clears(band, work.units)
         return work
 
     def _write_progress(self) -> None:
         assert self._progress is not None
         self._piece_empty = False
         self._commands.write_words(
-            offset_bytes=self._plan.region.progress.offset_bytes, values=self._progress
+            offset_bytes=self._places.progress_offset_bytes, values=self._progress
         )
         self._progress = None
 
@@ -288,61 +282,72 @@ class Assembly:
         band = self._band(effect.band)
         units = self._units(band, effect.units)
         self._commands.zero_units(base_bytes=0, unit_bytes=band.unit_bytes, units=units)
-        self._forget_clears(band, units)
+        if self._clear_slots:
+            self._forget_clears(band, units)
 
     def _write_map(self, effect: WriteMap) -> None:
-        band = self._band(effect.band)
-        table = self._plan.region.band_maps[effect.band]
+        band, columns = self._band(effect.band), self._columns
         # Entry 0 is the sink's and never changes.
-        virtual = self._columns.within(effect.virtual, 1, table.entry_count, "virtual id")
+        virtual = columns.within(effect.virtual, 1, band.map_entry_count, "virtual id")
+        count = len(virtual)
         if effect.physical == NO_COLUMN:
-            physical = np.zeros(len(virtual), dtype=np.int64)
+            physical = _ZEROES[:count] if count <= len(_ZEROES) else np.zeros_like(virtual)
         else:
             physical = self._units(band, effect.physical)
-        self._write(table.offset_bytes, table.entry_count, virtual, physical)
+            if count != len(physical):
+                raise _unpaired(virtual, physical)
+        self._commands.write_int32(
+            offset_bytes=band.map_offset_bytes,
+            entry_count=band.map_entry_count,
+            indices=virtual,
+            values=physical,
+        )
 
     def _write_rows(self, effect: WriteRows) -> None:
-        plan = self._plan
+        places, columns = self._places, self._columns
         rows = self._rows(effect.rows)
-        places = self._columns.within(effect.places, 0, plan.row_pages, "place in a row")
-        pages = self._columns.within(effect.virtual, 0, plan.virtual_page_count, "virtual page")
-        if not len(rows) == len(places) == len(pages):
+        cells = columns.within(effect.places, 0, places.row_pages, "place in a row")
+        pages = columns.within(effect.virtual, 0, places.virtual_page_count, "virtual page")
+        if not len(rows) == len(cells) == len(pages):
             raise ReplyError(
-                f"{len(rows)} rows and {len(places)} places do not pair up with {len(pages)} pages"
+                f"{len(rows)} rows and {len(cells)} places do not pair up with {len(pages)} pages"
             )
-        self._commands.write_rows(table=self._row_table, rows=rows, places=places, pages=pages)
+        self._commands.write_rows(table=places.row_table, rows=rows, places=cells, pages=pages)
 
     def _write_slots(self, effect: WriteSlots) -> None:
-        table = self._plan.region.state_table
+        plan = self._places.plan
+        table = plan.region.state_table
         if table is None:
             raise ReplyError("a write of state slots, but the plan has no state band")
         rows = self._rows(effect.rows)
-        slots = self._columns.within(
-            effect.virtual, 0, self._plan.virtual_slot_count, "state slot id"
+        slots = self._columns.within(effect.virtual, 0, plan.virtual_slot_count, "state slot id")
+        if len(rows) != len(slots):
+            raise _unpaired(rows, slots)
+        self._commands.write_int32(
+            offset_bytes=table.offset_bytes,
+            entry_count=table.row_count * table.column_count,
+            indices=rows * table.column_count,
+            values=slots,
         )
-        self._write(
-            table.offset_bytes,
-            table.row_count * table.column_count,
-            rows * table.column_count,
-            slots,
-        )
+
+    def _clear_later(self, effect: ClearSlots) -> None:
+        """Leave the clearing to the next launch."""
+        band = self._state_band()
+        slots = self._units(band, effect.units)
+        if len(slots):
+            self._clear_slots.append(slots)
 
     def _reset_row(self, effect: ResetRows) -> None:
         """Leave the reset to the next launch; the row names no pages from here on."""
         rows = self._rows(effect.rows)
-        self._reset_rows.append(rows)
-        lengths = self._plan.region.row_lengths
-        self._write(
-            lengths.offset_bytes, lengths.row_count, rows, np.zeros(len(rows), dtype=np.int64)
-        )
-
-    def _write(
-        self, offset_bytes: int, entry_count: int, indices: IntArray, values: IntArray
-    ) -> None:
-        if len(indices) != len(values):
-            raise ReplyError(f"{len(indices)} places in a table and {len(values)} values for them")
+        if len(rows):
+            self._reset_rows.append(rows)
+        lengths = self._places.plan.region.row_lengths
         self._commands.write_int32(
-            offset_bytes=offset_bytes, entry_count=entry_count, indices=indices, values=values
+            offset_bytes=lengths.offset_bytes,
+            entry_count=lengths.row_count,
+            indices=rows,
+            values=np.zeros_like(rows),
         )
 
     def _move(self, effect: Move) -> None:
@@ -357,74 +362,69 @@ class Assembly:
         self._commands.move_units(
             base_bytes=0, unit_bytes=band.unit_bytes, sources=sources, destinations=destinations
         )
-        self._let_clears_follow(band, sources, destinations)
+        if self._clear_slots and len(sources):
+            self._let_clears_follow(band, sources, destinations)
 
-    def _let_clears_follow(self, band: BandPlan, sources: IntArray, destinations: IntArray) -> None:
+    def _let_clears_follow(
+        self, band: BandPlaces, sources: IntArray, destinations: IntArray
+    ) -> None:
         """Bring what the next launch is to clear in line with a move.
 
         A slot that moves is cleared where it went.
         """
-        slots = np.concatenate(self._clear_slots)
-        if not len(slots) or not len(sources):
-            return
+        slots = _joined(self._clear_slots)
         overwritten = self._overwritten(slots, band, destinations)
-        if band is not state_band(self._plan):
-            self._clear_slots = [slots[~overwritten]]
+        if band is not self._places.state:
+            self._keep_clears(slots[~overwritten])
             return
         order = np.argsort(sources, kind="stable")
         places = np.minimum(np.searchsorted(sources[order], slots), len(sources) - 1)
         moved = sources[order][places] == slots
         followed = np.where(moved, destinations[order][places], slots)
-        self._clear_slots = [followed[moved | ~overwritten]]
+        self._keep_clears(followed[moved | ~overwritten])
 
-    def _forget_clears(self, band: BandPlan, units: IntArray) -> None:
+    def _forget_clears(self, band: BandPlaces, units: IntArray) -> None:
         """Have the next launch leave alone what is written now.
 
         Its slot was freed before any launch and the bytes are somebody else's, or it is to hold
         what arrives from elsewhere.
         """
-        slots = np.concatenate(self._clear_slots)
-        if len(slots):
-            self._clear_slots = [slots[~self._overwritten(slots, band, units)]]
+        slots = _joined(self._clear_slots)
+        self._keep_clears(slots[~self._overwritten(slots, band, units)])
 
-    def _overwritten(self, slots: IntArray, band: BandPlan, units: IntArray) -> MaskArray:
+    def _keep_clears(self, slots: IntArray) -> None:
+        self._clear_slots = [slots] if len(slots) else []
+
+    def _overwritten(self, slots: IntArray, band: BandPlaces, units: IntArray) -> MaskArray:
         """Return which state slots share bytes with some units of a band."""
         slot_bytes, unit_bytes = self._state_band().unit_bytes, band.unit_bytes
         starts, unit_starts = slots[:, None] * slot_bytes, units[None, :] * unit_bytes
         shared = (starts < unit_starts + unit_bytes) & (unit_starts < starts + slot_bytes)
         return np.asarray(shared.any(axis=1))
 
-    def _rows(self, index: int) -> IntArray:
-        # Row 0 is the padding row and never changes.
-        return self._columns.within(index, 1, self._plan.row_count, "request row")
-
-    def _units(self, band: BandPlan, index: int) -> IntArray:
+    def _units(self, band: BandPlaces, index: int) -> IntArray:
         return self._columns.within(index, band.unit_index_min, band.unit_index_end_count, "unit")
 
-    def _band(self, index: int) -> BandPlan:
-        if not 0 <= index < len(self._plan.bands):
-            raise ReplyError(f"an effect names band {index} of {len(self._plan.bands)}")
-        return self._plan.bands[index]
+    def _rows(self, index: int) -> IntArray:
+        # Row 0 is the padding row and never changes.
+        return self._columns.within(index, 1, self._places.row_count, "request row")
 
-    def _state_band(self) -> BandPlan:
-        band = state_band(self._plan)
+    def _band(self, index: int) -> BandPlaces:
+        bands = self._places.bands
+        if not 0 <= index < len(bands):
+            raise ReplyError(f"an effect names band {index} of {len(bands)}")
+        return bands[index]
+
+    def _state_band(self) -> BandPlaces:
+        band = self._places.state
         if band is None:
             raise ReplyError("slots are to be cleared, but the plan has no state band")
         return band
 
 
-def row_table(plan: StoragePlan) -> RowTable:
-    """Return the tables that pages of requests are written to."""
-    table, lengths = plan.region.request_table, plan.region.row_lengths
-    return RowTable(
-        pages_offset_bytes=table.offset_bytes,
-        lengths_offset_bytes=lengths.offset_bytes,
-        row_count=table.row_count,
-        row_pages=plan.row_pages,
-        page_tokens=plan.page_tokens,
-    )
+def _joined(arrays: Sequence[IntArray]) -> IntArray:
+    return np.concatenate(arrays) if arrays else NOTHING
 
 
-def state_band(plan: StoragePlan) -> BandPlan | None:
-    """Return the plan's state band, or None."""
-    return next((band for band in plan.bands if band.lifetime is Lifetime.STATE), None)
+def _unpaired(indices: IntArray, values: IntArray) -> ReplyError:
+    return ReplyError(f"{len(indices)} places in a table and {len(values)} values for them")

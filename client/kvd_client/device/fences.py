@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, NewType
 
 from kvd_client.device.descriptors import create_memory
 from kvd_client.errors import DeviceError, ForkedError
+from kvd_client.process import PROCESS
 
 LaneNumber = NewType("LaneNumber", int)
 """Counts the submissions of a lane; 0 stands before the first."""
@@ -84,7 +85,7 @@ class Lane:
         self._begun_index = lane_index * _LANE_WORDS_COUNT + _BEGUN
         self._submitted_index = lane_index * _LANE_WORDS_COUNT + _SUBMITTED
         self._done_index = lane_index * _LANE_WORDS_COUNT + _DONE
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self.lane_index = lane_index
 
     def begin(self) -> LaneNumber:
@@ -92,7 +93,7 @@ class Lane:
 
         Raises ForkedError in a fork of the process that mapped the page.
         """
-        if os.getpid() != self._pid:
+        if PROCESS.pid != self._pid:
             raise _forked(self._pid)
         number = self._words[self._begun_index] + 1
         assert number < _WORD_MASK, "the greatest number would never be waited for rightly"
@@ -137,7 +138,7 @@ class Lane:
         Returns the words as they were before; whoever keeps a journal writes them there first.
         Raises ForkedError in a fork: completed by it, a living stream would look quiet.
         """
-        if os.getpid() != self._pid:
+        if PROCESS.pid != self._pid:
             raise _forked(self._pid)
         before = self.values()
         self._words[self._submitted_index] = before.begun
@@ -156,14 +157,14 @@ class FencePage:
                 f"a fence page has {PAGE_BYTES} bytes, descriptor {descriptor} holds {size_bytes}"
             )
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self._mapping = mmap.mmap(descriptor, PAGE_BYTES, flags=mmap.MAP_SHARED, prot=access)
         self._words = memoryview(self._mapping).cast("Q")
         self._lanes = tuple(Lane(self._words, lane_index=i) for i in range(LANES_COUNT))
 
     def lane(self, lane_index: int) -> Lane:
         """Return a lane; raises DeviceError if the page has no such lane, ForkedError in a fork."""
-        if os.getpid() != self._pid:
+        if PROCESS.pid != self._pid:
             raise _forked(self._pid)
         if not 0 <= lane_index < LANES_COUNT:
             raise DeviceError(f"a fence page has lanes 0 to {LANES_COUNT - 1}, not {lane_index}")
@@ -190,7 +191,7 @@ class FencePage:
 
 def _forked(owner_pid: int) -> ForkedError:
     return ForkedError(
-        f"a fence page was mapped by process {owner_pid} and is used by its fork {os.getpid()}"
+        f"a fence page was mapped by process {owner_pid} and is used by its fork {PROCESS.pid}"
     )
 
 

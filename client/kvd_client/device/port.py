@@ -8,8 +8,7 @@ Nothing here waits for a stream except what is called `synchronize` or `close`, 
 that finds a device far behind. Offsets count from byte 0 of a mapping and need 64 bits.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -17,9 +16,23 @@ import numpy.typing as npt
 
 from kvd_client.device.fences import Lane, LaneNumber
 from kvd_client.device.host_pool import HostPool
+from kvd_client.device.places import RowTable
+from kvd_client.device.recipes import Recipe
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 """Units, table places or values; 64 bits on the host, whatever a table stores."""
+
+
+class NumberLists:
+    """Lists of numbers laid end to end: the columns of a reply, as a device may take them whole."""
+
+    __slots__ = ("lengths", "numbers", "starts")
+
+    def __init__(self, numbers: IntArray, lengths: Sequence[int], starts: Sequence[int]) -> None:
+        """Take all numbers, and where each list starts among them."""
+        self.numbers = numbers
+        self.lengths = lengths
+        self.starts = starts
 
 
 class Event(Protocol):
@@ -75,17 +88,6 @@ class Memory(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTable:
-    """Two tables of int32 that belong together: the pages of each row, and its length."""
-
-    pages_offset_bytes: int
-    lengths_offset_bytes: int
-    row_count: int
-    row_pages: int
-    page_tokens: int
-
-
 class Commands(Protocol):
     """Work on one memory, collected in order, to be enqueued as one piece.
 
@@ -122,7 +124,7 @@ class Commands(Protocol):
     def write_rows(
         self,
         *,
-        table: "RowTable",
+        table: RowTable,
         rows: IntArray,
         places: IntArray,
         pages: IntArray,
@@ -135,6 +137,14 @@ class Commands(Protocol):
 
     def write_words(self, *, offset_bytes: int, values: tuple[int, int]) -> None:
         """Write two uint64 words in one store, so that a killed process leaves both or neither."""
+        ...
+
+    def add_recipe(self, recipe: Recipe, lists: NumberLists, first_list: int) -> bool:
+        """Add all pieces of a recipe, or none and return False: then they come one by one.
+
+        Its columns are the lists from ``first_list`` on, and those fit the recipe: the caller
+        checked them. A device that gains nothing by it always returns False.
+        """
         ...
 
 
@@ -223,6 +233,11 @@ class Device(Protocol):
     @property
     def name(self) -> str:
         """Return ``host`` or ``cuda``."""
+        ...
+
+    @property
+    def takes_recipes(self) -> bool:
+        """Return whether `Commands.add_recipe` is ever worth asking."""
         ...
 
     @property

@@ -8,6 +8,10 @@ bytes of an unbroken run.
 What is not redone: waits, because the work they wait for is over when the memory is quiet; copies
 to and from the host, because a load or a backup that nobody acknowledged is void; what was left to
 a launch, because rows and working states belong to requests, which ended with their incarnation.
+
+Invariants:
+    stub.redo_gapless: the first entry that is redone is the one that the progress word names, or
+        the log's first
 """
 
 from collections.abc import Sequence

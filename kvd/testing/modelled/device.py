@@ -195,6 +195,11 @@ class ModelledDevice:
         return "modelled"
 
     @property
+    def takes_recipes(self) -> bool:
+        """Return False: each effect is an action of its own."""
+        return False
+
+    @property
     def gpu_uuid(self) -> str:
         """Return an empty UUID: memory is the host's."""
         return ""

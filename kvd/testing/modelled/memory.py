@@ -14,7 +14,9 @@ from kvd.testing.modelled.world import World
 from kvd_client.device.host.commands import HostCommands
 from kvd_client.device.host.memory import HostMemory
 from kvd_client.device.host_pool import HostPool
-from kvd_client.device.port import IntArray, RowTable
+from kvd_client.device.places import RowTable
+from kvd_client.device.port import IntArray, NumberLists
+from kvd_client.device.recipes import Recipe
 from kvd_client.errors import DeviceError
 from kvd_proto.memory import StoragePlan
 
@@ -217,6 +219,10 @@ class ModelledCommands:
             if label.endswith("]"):
                 break
             self._elements[index] = Element(f"{label} [up to words {values}]", run)
+
+    def add_recipe(self, recipe: Recipe, lists: NumberLists, first_list: int) -> bool:
+        """Return False: each effect is an action of its own."""
+        return False
 
     def seal(self) -> Sequence[Element]:
         """Return all commands, in order; nothing may be added from here on."""

@@ -32,14 +32,17 @@ class CheckedRank(ABC):
         memory_bytes: npt.NDArray[np.uint8],
         pool_places: int,
     ) -> None:
-        """Look at a rank's memory through ``memory_bytes``, all of it."""
+        """Look at a rank's memory through ``memory_bytes``, all of it.
+
+        Without ``pool_places`` there are no host pools.
+        """
         self.index = index
         self.client = client
         self.words = memory_bytes[: client.plan.arena_bytes].view(np.int64)
         self.cells = memory_bytes.view(np.int32)
         self.findings: list[StressFailure] = []
         self.pools: list[HostPool] = [
-            client.host_pool(band.name, pool_places) for band in client.plan.bands
+            client.host_pool(band.name, pool_places) for band in client.plan.bands if pool_places
         ]
         self.checked_words_count = 0
 
@@ -62,38 +65,40 @@ class CheckedRank(ABC):
 
     def look_up(self, plan: ForwardPlan) -> None:
         """Look a forward's table entries up, and compare them."""
-        found = self.cells[plan.table_cells]
+        found = self.cells[plan.table_cells].astype(np.int64)
         if not np.array_equal(found, plan.table_values):
-            self._report_tables(plan, found)
+            place = int((found != plan.table_values).nonzero()[0][0])
+            self.report_table(plan, place, int(found[place]))
 
     def run_forward(self, plan: ForwardPlan) -> None:
         """Read what a forward reads, compare it, and write what it writes."""
         found = self.words[plan.page_words]
         wrong = (found != plan.page_tags) & (plan.page_tags != UNKNOWN)
         if wrong.any():
-            self._report_words(plan, found, wrong)
+            place = int(wrong.nonzero()[0][0])
+            self.report_word(plan, place, int(found[place]))
         self.checked_words_count += found.size
         self.words[plan.write_words] = plan.write_tags
 
-    def _report_tables(self, plan: ForwardPlan, found: npt.NDArray[np.int32]) -> None:
-        place = int((found != plan.table_values).nonzero()[0][0])
+    def report_table(self, plan: ForwardPlan, place: int, found: int) -> None:
+        """Keep that a place of a table said something else than it should."""
         self._find(
             CheckName.MAPS,
-            f"step {plan.step} reads {found[place]} at byte "
+            f"step {plan.step} reads {found} at byte "
             f"{plan.table_cells[place] * INT32_BYTES} of the memory; by the log "
             f"{plan.table_values[place]} stood there at its launch",
         )
 
-    def _report_words(self, plan: ForwardPlan, found: Tags, wrong: Indices) -> None:
-        place = int(wrong.nonzero()[0][0])
-        is_, should = int(found[place]), int(plan.page_tags[place])
-        if should < is_ <= 1 << 40 and should and is_ > plan.newest_tag:
+    def report_word(self, plan: ForwardPlan, place: int, found: int) -> None:
+        """Keep that a word held something else than it should."""
+        should = int(plan.page_tags[place])
+        if should < found <= 1 << 40 and should and found > plan.newest_tag:
             check = CheckName.LAUNCH_READS
         else:
             check = CheckName.PAYLOAD if should else CheckName.ZEROING
         self._find(
             check,
-            f"step {plan.step} reads word {is_:#x} at byte {plan.page_words[place] * WORD_BYTES} "
+            f"step {plan.step} reads word {found:#x} at byte {plan.page_words[place] * WORD_BYTES} "
             f"({plan.place_of(place)}), where its owner left {should:#x}",
         )
 
@@ -104,11 +109,17 @@ class CheckedRank(ABC):
         found = np.ascontiguousarray(payload).view(np.int64)
         wrong = (found != words) & (words != UNKNOWN)
         if wrong.any():
-            self._find(
-                CheckName.SHIPPED,
-                f"transfer {transfer} shipped word {found[wrong][0]:#x} where its owner had "
-                f"{words[wrong][0]:#x}",
+            self.findings.append(
+                self.shipped_wrong(transfer, int(found[wrong][0]), int(words[wrong][0]))
             )
+
+    def shipped_wrong(self, transfer: int, found: int, should: int) -> StressFailure:
+        """Return the finding that a transfer shipped something else than it should have."""
+        return StressFailure(
+            CheckName.SHIPPED,
+            f"rank {self.index}: transfer {transfer} shipped word {found:#x} where its owner had "
+            f"{should:#x}",
+        )
 
     def fill_pool(self, band_index: int, places: Indices, words: Tags) -> None:
         """Put what a load is to read into places of a host pool; nothing uses them meanwhile."""

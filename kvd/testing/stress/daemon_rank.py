@@ -12,7 +12,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -23,15 +22,16 @@ import msgspec
 
 from kvd.errors import StressFailure
 from kvd.testing.child import die_with_parent
-from kvd.testing.faults import FaultRates, FaultyTransport, LostError
+from kvd.testing.faults import FaultyTransport
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.stress import finish, rank_steps
 from kvd.testing.stress.contents import Contents
+from kvd.testing.stress.daemon_messages import RankEnd, RankTask
 from kvd.testing.stress.failure import CheckName, failure_of
 from kvd.testing.stress.forwards import plan_forward
 from kvd.testing.stress.generator import program_of, steps_of
-from kvd.testing.stress.hand import Hand, left_by_error
 from kvd.testing.stress.host_rank import HostPeer, HostRank
+from kvd.testing.stress.insisting import InsistingHand
 from kvd.testing.stress.log_reader import LogReader
 from kvd.testing.stress.model import Model
 from kvd.testing.stress.plans import ForwardPlan
@@ -55,10 +55,8 @@ from kvd.testing.stress.scheduler import POOL_PLACES_COUNT, Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import StressStage, stress_stage
 from kvd.testing.stress.steps import SCHEDULED, UNCOUNTED
-from kvd_client import Batch, Client, Mode, attach
-from kvd_client.client import BatchBlock, LaunchBlock
+from kvd_client import Client, Mode, attach
 from kvd_client.errors import AttachError, EndedError, UsageError
-from kvd_client.launch import Step
 from kvd_client.transport import ZmqTransport
 from kvd_proto.codec import encode
 from kvd_proto.operations import CopyEnded, TransferEnded
@@ -70,93 +68,9 @@ ATTACH_WAIT_S: Final = 20.0
 NUMBERS_PER_INCARNATION: Final = 1_000_000
 CALLS_TO_DEATH_MAX: Final = 8
 """Within how many messages a rank dies that is to die."""
-BATCH_ABORT_PERMILLE: Final = 20
-"""Of how many batches the block is left by an exception first."""
 TRACE_CHARACTERS: Final = 3_000
 DRAIN_ROUNDS_MAX: Final = 4_000
 DRAIN_PAUSE_S: Final = 0.002
-
-
-class RankTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank of one incarnation is to do."""
-
-    address: str
-    group: str
-    shape: str
-    seed: int
-    rank: int
-    incarnation: int
-    first_step_index: int
-    operations_max: int
-    rates: FaultRates
-
-
-class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How it goes: the last word of a rank, but for one that kills itself, which says it before."""
-
-    rank: int
-    how: str
-    """``waiting`` for the other ranks, ``dying``, or at last ``done``, ``ended`` with its
-    incarnation, or ``failed``."""
-    step_index: int
-    operations_count: int
-    digest: str = ""
-    """Of everything that was decided."""
-    checked_words_count: int = 0
-    counts: dict[str, int] = {}
-    check: str = ""
-    message: str = ""
-
-
-class InsistingHand(Hand[HostRank]):
-    """Carries out parts over a transport that loses messages."""
-
-    def __init__(
-        self, rank: HostRank, *, plan_forward: Callable[[OpenLaunch], ForwardPlan], seed: str
-    ) -> None:
-        super().__init__(rank, follows=False, plan_forward=plan_forward)
-        self._random = Random(seed)
-        self.aborted_batches_count = 0
-
-    def insist(self, call: Callable[[], object]) -> None:
-        """Call once; while messages get lost, have the session complete what it owes."""
-        while True:
-            try:
-                call()
-            except LostError:
-                call = self.rank.client.ping
-            else:
-                return
-
-    def open_batch(self, part: SendBatch) -> tuple[BatchBlock, Batch]:
-        """Return a block with everything asked; what is due before is sent until it arrives."""
-        while True:
-            try:
-                return super().open_batch(part)
-            except LostError:
-                continue
-
-    def close(self, *, aborts: bool) -> None:
-        """Leave the launch block; the report of one that was left by an exception may come late."""
-        with suppress(LostError):
-            super().close(aborts=aborts)
-
-    def _send(self, part: SendBatch, *, first: bool) -> None:
-        if self._random.randrange(1000) < BATCH_ABORT_PERMILLE:
-            block, _ = self.open_batch(part)
-            left_by_error(block)
-            self.aborted_batches_count += 1
-        super()._send(part, first=first)
-
-    def _leave_batch(self, block: BatchBlock) -> None:
-        self.insist(lambda: block.__exit__(None, None, None))
-
-    def _enter_launch(self, block: LaunchBlock) -> Step:
-        while True:
-            try:
-                return block.__enter__()
-            except LostError:
-                continue
 
 
 class DaemonRun:
@@ -164,7 +78,7 @@ class DaemonRun:
 
     def __init__(self, task: RankTask) -> None:
         self.task = task
-        self.program = program_of(task.shape, task.seed)
+        self.program = program_of(task.shape, task.seed_index)
         self.built: StressStage = stress_stage(task.shape, overlap=self.program.overlap)
         self.counts: Counter[str] = Counter()
         self.step_index = task.first_step_index
@@ -173,26 +87,26 @@ class DaemonRun:
         self._faulty = FaultyTransport(
             ZmqTransport(task.address),
             rates=task.rates,
-            seed=f"{task.shape} {task.seed} {task.incarnation} {task.rank}",
+            seed=f"{task.shape} {task.seed_index} {task.incarnation_index} {task.rank_index}",
         )
         self._log = LogReader(self._faulty)
         client = self._attach()
         self._log.start_at(client.applied)
         self.rank = HostRank(
-            index=task.rank,
+            index=task.rank_index,
             client=client,
             pool_places=POOL_PLACES_COUNT,
-            seed=f"paces of rank {task.rank} in {task.incarnation}",
+            seed=f"paces of rank {task.rank_index} in {task.incarnation_index}",
         )
         self.ranks = [self.rank]
         self.hand = InsistingHand(
-            self.rank, plan_forward=self._plan_forward, seed=f"aborts of {task.incarnation}"
+            self.rank, plan_forward=self._plan_forward, seed=f"aborts of {task.incarnation_index}"
         )
         plan, sized = self.built.storage.storage, self.built.storage.sized
         contents = Contents(plan, cell_bytes=grains_of(plan)[0].cell_bytes)
         self.model = Model(contents)
         for kind in self.model.next_number:
-            self.model.next_number[kind] += task.incarnation * NUMBERS_PER_INCARNATION
+            self.model.next_number[kind] += task.incarnation_index * NUMBERS_PER_INCARNATION
         self.scheduler = Scheduler(
             self.model,
             Limits(plan.context_tokens, sized.chunk_tokens, plan.page_tokens),
@@ -211,7 +125,7 @@ class DaemonRun:
                 client = attach(
                     task.address,
                     group=task.group,
-                    rank=task.rank,
+                    rank=task.rank_index,
                     tp=self.program.ranks_count,
                     mode=Mode.MIRRORED,
                     declare=self.built.layers,
@@ -313,7 +227,7 @@ class DaemonRun:
                 return False  # real ranks and devices go at their own pace
 
     def _is_about_us(self, rank: int) -> bool:
-        return rank % self.program.ranks_count == self.task.rank
+        return rank % self.program.ranks_count == self.task.rank_index
 
     def _fail_copy(self, step: FailCopy) -> bool:
         running = [copy.number for copy in self.model.copies.values() if copy.submitted]
@@ -352,14 +266,14 @@ class DaemonRun:
             peer.astray[rank] = None
             fact = TransferEnded(number, failed=True, proven=False)
         else:
-            if rank == self.task.rank:
+            if rank == self.task.rank_index:
                 self.rank.await_end(peer, compares=not failed)
             peer.reported[rank] = None
             if len(peer.reported) == self.program.ranks_count:
                 del self.rank.peers[number]
             fact = TransferEnded(number, failed=failed)
         self.model.transfers[number].failed |= failed
-        if rank == self.task.rank:
+        if rank == self.task.rank_index:
             self.hand.insist(lambda: self.rank.client.fact(fact))
         return True
 
@@ -437,7 +351,7 @@ class DaemonRun:
         )
         counts["fault batch_aborted"] = self.hand.aborted_batches_count
         return RankEnd(
-            rank=self.task.rank,
+            rank_index=self.task.rank_index,
             how=how,
             step_index=self.step_index,
             operations_count=self.operations_count,
@@ -465,7 +379,7 @@ def play(task: RankTask, say: Callable[[RankEnd], None], wait: Callable[[], obje
         meet(run.ending("done"))
         run.rank.close()
     except EndedError:
-        end = RankEnd(rank=task.rank, how="ended", step_index=0, operations_count=0)
+        end = RankEnd(rank_index=task.rank_index, how="ended", step_index=0, operations_count=0)
         say(run.ending("ended") if run else end)
     except Exception as error:  # rim: whatever it is, the parent is told
         failure = error if isinstance(error, StressFailure) else failure_of(error, in_engine=False)
@@ -477,7 +391,7 @@ def play(task: RankTask, say: Callable[[RankEnd], None], wait: Callable[[], obje
         else:
             say(
                 RankEnd(
-                    rank=task.rank,
+                    rank_index=task.rank_index,
                     how="failed",
                     step_index=task.first_step_index,
                     operations_count=0,
@@ -489,7 +403,7 @@ def play(task: RankTask, say: Callable[[RankEnd], None], wait: Callable[[], obje
 
 def _play_steps(run: DaemonRun, say: Callable[[RankEnd], None]) -> None:
     task = run.task
-    steps = islice(steps_of(task.shape, task.seed), task.first_step_index, None)
+    steps = islice(steps_of(task.shape, task.seed_index), task.first_step_index, None)
     for run.step_index, step in enumerate(steps, task.first_step_index):
         if isinstance(step, Die):
             if run.arm_death(step):
@@ -497,7 +411,7 @@ def _play_steps(run: DaemonRun, say: Callable[[RankEnd], None]) -> None:
             continue
         done = run.play(step)
         run.operations_count += done and not isinstance(step, UNCOUNTED)
-        if run.operations_count >= task.operations_max:
+        if run.operations_count >= task.operations_count_max:
             return
 
 

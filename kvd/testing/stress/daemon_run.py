@@ -8,17 +8,22 @@ What a rank cannot know, it reads in the log; what all of them must have in comm
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import replace
+from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from kvd.errors import StressFailure
 from kvd.testing.faults import FaultRates
-from kvd.testing.stress.daemon_rank import RankEnd, RankTask, serve
+from kvd.testing.local import LocalDaemon
+from kvd.testing.stress.daemon_messages import RankEnd, RankTask
+from kvd.testing.stress.daemon_rank import serve
 from kvd.testing.stress.failure import CheckName
-from kvd.testing.stress.generator import program_of
+from kvd.testing.stress.generator import program_of, steps_of
+from kvd.testing.stress.run import Result
 
 RATES: Final = FaultRates(
     lose_request_permille=20,
@@ -28,6 +33,14 @@ RATES: Final = FaultRates(
     delay_permille=10,
 )
 """Faults of messages, each of so many of a thousand."""
+DAEMON_ARGUMENTS: Final = (
+    *("--check-level", "strict"),
+    *("--group-wait-ms", "10000"),
+    *("--quiet-wait-ms", "5000"),
+    *("--idle-move-units-max", "6"),
+    *("--batch-move-units-max", "3"),
+)
+"""Settings of the daemon: every check, and unasked moves as on the modelled device."""
 SILENCE_S_MAX: Final = 60.0
 """How long ranks may work without a word before the run counts as stuck."""
 STEPS_BEHIND_DEATH: Final = 12
@@ -36,43 +49,88 @@ STEPS_BEHIND_DEATH: Final = 12
 _decoder = msgspec.msgpack.Decoder(RankEnd)
 
 
-@dataclass(slots=True)
-class DaemonResult:
-    """What came of a seed."""
+def run_on_daemon(
+    shape: str, seed_index: int, *, operations_max: int, rates: FaultRates = RATES
+) -> Result:
+    """Play so many operations of a seed against a daemon that is started for it.
 
-    operations_count: int = 0
-    """Steps of the scheduler's that were carried out, counted once and not per rank."""
-    incarnations_count: int = 0
-    checked_words_count: int = 0
-    counts: Counter[str] = field(default_factory=Counter[str])
-    failure: StressFailure | None = None
+    Nothing is raised for a failure: the result has it, with the steps so far as a program that the
+    modelled device can play, too. This process must have no other threads: it forks.
+    """
+    with LocalDaemon(arguments=DAEMON_ARGUMENTS) as daemon:
+        result = run_seed(
+            f"ipc://{daemon.socket_path}",
+            shape,
+            seed_index,
+            operations_max=operations_max,
+            rates=rates,
+        )
+        complaints = daemon.complaints()
+    if daemon.returncode == 0 and "internal_error" not in complaints:
+        return result
+    failure = StressFailure(
+        CheckName.CLIENT,
+        f"the daemon ended with exit code {daemon.returncode}; its last words: {complaints}",
+    )
+    return replace(result, failure=result.failure or failure)
 
 
 def run_seed(
-    address: str, shape: str, seed: int, *, operations_max: int, rates: FaultRates = RATES
-) -> DaemonResult:
-    """Play so many operations of a seed on a daemon's group of its own.
-
-    Nothing is raised for a failure: the result has it. This process must have no other threads.
-    """
-    result, first_step_index = DaemonResult(), 0
-    while result.operations_count < operations_max and result.failure is None:
+    address: str, shape: str, seed_index: int, *, operations_max: int, rates: FaultRates
+) -> Result:
+    """Play so many operations of a seed in a group of its own of a daemon that runs."""
+    program = program_of(shape, seed_index)
+    course = _Course()
+    while course.operations_count < operations_max and course.failure is None:
         task = RankTask(
             address=address,
-            group=f"{shape}-{seed}",
+            group=f"{shape}-{seed_index}",
             shape=shape,
-            seed=seed,
-            rank=0,
-            incarnation=result.incarnations_count,
-            first_step_index=first_step_index,
-            operations_max=operations_max - result.operations_count,
+            seed_index=seed_index,
+            rank_index=0,
+            incarnation_index=course.counts["incarnation"],
+            first_step_index=course.next_step_index,
+            operations_count_max=operations_max - course.operations_count,
             rates=rates,
         )
-        ends = _play_incarnation(task, program_of(shape, seed).ranks_count)
-        result.incarnations_count += 1
-        _take_in(result, ends)
-        first_step_index = max(end.step_index for end in ends) + STEPS_BEHIND_DEATH
-    return result
+        course.take_in(_play_incarnation(task, program.ranks_count))
+    if course.failure is not None:
+        steps = tuple(islice(steps_of(shape, seed_index), course.last_step_index + 1))
+        program = structs.replace(program, steps=steps)
+    return Result(
+        program=program,
+        operations_count=course.operations_count,
+        digest=course.digest,
+        counts=course.counts,
+        failure=course.failure,
+    )
+
+
+class _Course:
+    """What ranks of all incarnations of a seed did so far."""
+
+    def __init__(self) -> None:
+        self.operations_count = 0
+        self.last_step_index = 0
+        self.next_step_index = 0
+        """Where in the program the next incarnation goes on."""
+        self.digest = ""
+        self.counts: Counter[str] = Counter()
+        self.failure: StressFailure | None = None
+
+    def take_in(self, ends: list[RankEnd]) -> None:
+        """Add up an incarnation; what a rank found, or in what two differ, is the failure."""
+        longest = max(ends, key=lambda end: end.operations_count)
+        self.operations_count += longest.operations_count
+        self.last_step_index = max(end.step_index for end in ends)
+        self.next_step_index = self.last_step_index + STEPS_BEHIND_DEATH
+        self.counts.update(longest.counts)
+        self.counts["incarnation"] += 1
+        for end in ends:
+            self.counts["word checked"] += end.checked_words_count
+            self.counts[f"rank {end.how}"] += 1
+        self.digest = next((end.digest for end in ends if end.how == "done"), "")
+        self.failure = _failure_of(ends)
 
 
 def _play_incarnation(task: RankTask, ranks_count: int) -> list[RankEnd]:
@@ -84,7 +142,7 @@ def _play_incarnation(task: RankTask, ranks_count: int) -> list[RankEnd]:
         ours, theirs = Pipe(duplex=True)
         pid = os.fork()
         if pid == 0:
-            serve(msgspec.structs.replace(task, rank=rank), theirs, parent_pid)
+            serve(structs.replace(task, rank_index=rank), theirs, parent_pid)
         theirs.close()
         pipes.append(ours)
         pids.append(pid)
@@ -119,7 +177,7 @@ def _next_word(pipe: Connection, rank: int) -> RankEnd:
         if last.how != "dying":
             return last
     return RankEnd(
-        rank=rank,
+        rank_index=rank,
         how="failed",
         step_index=0,
         operations_count=0,
@@ -128,23 +186,16 @@ def _next_word(pipe: Connection, rank: int) -> RankEnd:
     )
 
 
-def _take_in(result: DaemonResult, ends: list[RankEnd]) -> None:
-    """Add up what ranks did; what one of them found, or in what they differ, is the failure."""
-    longest = max(ends, key=lambda end: end.operations_count)
-    result.operations_count += longest.operations_count
-    result.counts.update(longest.counts)
+def _failure_of(ends: list[RankEnd]) -> StressFailure | None:
+    """Return what a rank found, or in what ranks differ."""
     for end in ends:
-        result.checked_words_count += end.checked_words_count
-        result.counts[f"rank {end.how}"] += 1
-        if end.how == "failed" and result.failure is None:
-            result.failure = StressFailure(
-                end.check, f"rank {end.rank}: {end.message}", step_index=end.step_index
-            )
-    done = [end for end in ends if end.how == "done"]
-    if done and len(done) < len(ends) and result.failure is None:
+        if end.how == "failed":
+            message = f"rank {end.rank_index}: {end.message}"
+            return StressFailure(end.check, message, step_index=end.step_index)
+    digests = [end.digest for end in ends if end.how == "done"]
+    if digests and len(digests) < len(ends):
         hows = [end.how for end in ends]
-        result.failure = StressFailure(CheckName.CLIENT, f"ranks ended differently: {hows}")
-    if len({end.digest for end in done}) > 1 and result.failure is None:
-        result.failure = StressFailure(
-            CheckName.DIVERGENCE, f"ranks read different logs: {[end.digest for end in done]}"
-        )
+        return StressFailure(CheckName.CLIENT, f"ranks ended differently: {hows}")
+    if any(digest != digests[0] for digest in digests):
+        return StressFailure(CheckName.DIVERGENCE, f"ranks read different logs: {digests}")
+    return None

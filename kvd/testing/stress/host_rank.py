@@ -7,7 +7,6 @@ is compared is what `CheckedRank` compares; races show as bytes that are not wha
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Final
@@ -29,20 +28,21 @@ NETWORK_THREADS_COUNT: Final = 2
 Payload = npt.NDArray[np.uint8]
 
 
-@dataclass(slots=True)
 class HostPeer:
     """A transfer of one rank, and what every rank has said about it so far."""
 
-    plan: PeerPlan
-    position: int
-    """Up to where this rank must have applied the log before the peer may know the places."""
-    let_go: bool = False
-    work: "Future[list[Payload]] | None" = None
-    """What the network does on this rank, once it was let go and the places are true."""
-    reported: dict[int, None] = field(default_factory=dict[int, None])
-    """Ranks that said that it is over."""
-    astray: dict[int, None] = field(default_factory=dict[int, None])
-    """Ranks that said that nobody knows whether the peer goes on."""
+    def __init__(self, plan: PeerPlan, position: int) -> None:
+        """Begin with nothing known but what the log says."""
+        self.plan = plan
+        self.position = position
+        """Up to where this rank must have applied the log before the peer may know the places."""
+        self.let_go = False
+        self.work: Future[list[Payload]] | None = None
+        """What the network does on this rank, once it was let go and the places are true."""
+        self.reported: dict[int, None] = {}
+        """Ranks that said that it is over."""
+        self.astray: dict[int, None] = {}
+        """Ranks that said that nobody knows whether the peer goes on."""
 
 
 class HostRank(CheckedRank):

@@ -164,7 +164,7 @@ class StressRun:
         )
         self._start_position = 0 if legacy is None else legacy.end_position
         survives = legacy is not None and legacy.engine is not None
-        self.oracle = Oracle(
+        self.oracle: Oracle = Oracle(
             self.stage.incarnation.engine,
             seed=program.seed_index * INCARNATIONS_MAX + self._number,
             share_permille=self.oracle_permille,
@@ -355,14 +355,14 @@ class StressRun:
             done = play_step(self, step)
             name = type(step).__struct_config__.tag
             self.counts[f"{name}" if done else f"{name} skipped"] += 1
-            self._look()
+            self.look()
         return done
 
     def end(self) -> None:
         """Let everything come to its end, and check what is left; raises StressFailure."""
         with self._failing():
             finish(self)
-            self._look()
+            self.look()
 
     def close(self) -> None:
         """Give the memory back, however the run ended."""
@@ -389,7 +389,8 @@ class StressRun:
             found.step_index = self.step_index
             raise found from (broken or error)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Raise what was found wrong so far."""
         broken = self.stage.incarnation.broken
         if broken is not None:  # what was on its way to a rank may have been taken for news
             raise broken

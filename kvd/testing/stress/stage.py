@@ -124,6 +124,7 @@ def attach_client(
     index: int,
     transport: InProcessTransport,
     device: Device,
+    deadline_ms: int = DEADLINE_MS,
 ) -> Client:
     """Attach one rank of a program to its daemon."""
     return attach(
@@ -134,7 +135,7 @@ def attach_client(
         mode=mode_of(leader=program.leader, index=index),
         declare=built.layers,
         sizing=built.sizing,
-        deadline_ms=DEADLINE_MS,
+        deadline_ms=deadline_ms,
         transport=transport,
         device=device,
         overlap=program.overlap,

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from multiprocessing import get_context
 
@@ -16,6 +17,17 @@ JOBS_WAITING_MAX = 4
 """Seeds per process that are handed out before they are needed."""
 
 
+class Backend(StrEnum):
+    """What the ranks of a run are played on."""
+
+    MODELLED = "modelled"
+    """Modelled devices, whose order the seed draws."""
+    DAEMON = "daemon"
+    """A daemon and a process per rank, on the host device, over messages that get lost."""
+    CUDA = "cuda"
+    """Streams of the first GPU, whose order nobody draws."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedJob:
     """A seed that is to be played."""
@@ -26,6 +38,7 @@ class SeedJob:
     oracle_permille: int = ORACLE_PERMILLE
     profile: str | None = None
     """What the program leans to; the seed draws it where it is not said."""
+    backend: Backend = Backend.MODELLED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +66,25 @@ def run_seed(
     *,
     profile: str | None = None,
     oracle_permille: int = ORACLE_PERMILLE,
+    backend: Backend = Backend.MODELLED,
 ) -> Result:
     """Play a seed in this process until so many operations were done, or a check failed."""
+    if backend is Backend.DAEMON:
+        # Only here: sockets are not looked for where nobody uses them.
+        from kvd.testing.stress.daemon_run import run_on_daemon
+
+        return run_on_daemon(shape, seed, operations_max=operations_max)
+    kind: type[StressRun] = StressRun
+    if backend is Backend.CUDA:
+        # Only here: without a GPU it is not looked for.
+        from kvd.testing.stress.cuda_run import CudaRun
+
+        kind = CudaRun
     return run_steps(
         program_of(shape, seed),
         steps_of(shape, seed, profile=profile),
         operations_max=operations_max,
-        begin=partial(StressRun, oracle_permille=oracle_permille),
+        begin=partial(kind, oracle_permille=oracle_permille),
     )
 
 
@@ -71,6 +96,7 @@ def play(job: SeedJob) -> SeedReport:
         job.operations_count,
         profile=job.profile,
         oracle_permille=job.oracle_permille,
+        backend=job.backend,
     )
     failure = result.failure
     return SeedReport(
@@ -94,6 +120,7 @@ def jobs_of(
     shape: str | None = None,
     first_seed: int = 0,
     oracle_permille: int = ORACLE_PERMILLE,
+    backend: Backend = Backend.MODELLED,
 ) -> list[SeedJob]:
     """Return the jobs of a sweep: seed after seed, over all shapes by turns if none is named."""
     names = list(SHAPES) if shape is None else [shape]
@@ -103,13 +130,17 @@ def jobs_of(
             seed_index=seed,
             operations_count=operations_max,
             oracle_permille=oracle_permille,
+            backend=backend,
         )
         for seed in range(first_seed, first_seed + seeds_count)
     ]
 
 
 def play_all(jobs: Sequence[SeedJob], *, processes_count: int = 1) -> Iterator[SeedReport]:
-    """Play all jobs and yield their reports in order; one process is this one."""
+    """Play all jobs and yield their reports in order; one process is this one.
+
+    Others are started anew: a process that was forked from one with a GPU has none.
+    """
     if processes_count == 1:
         for job in jobs:
             yield play(job)

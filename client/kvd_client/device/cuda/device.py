@@ -27,6 +27,11 @@ class CudaDevice:
         self._uploads = driver.new_stream()
 
     @property
+    def takes_recipes(self) -> bool:
+        """Return True: segments and replies of a known shape are added as a whole."""
+        return True
+
+    @property
     def name(self) -> str:
         """Return ``cuda``."""
         return "cuda"

@@ -5,6 +5,7 @@ method says that it takes one of the host. Every method raises DeviceError namin
 driver's own name of what went wrong.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -97,8 +98,8 @@ class Driver(Protocol):
         """Destroy a stream of `new_stream`."""
         ...
 
-    def is_capturing(self, stream: Handle) -> bool:
-        """Return whether what is enqueued would go into a graph instead of running."""
+    def capture_check(self, stream: Handle) -> Callable[[], bool]:
+        """Return what tells whether a stream is being captured into a graph."""
         ...
 
     def new_event(self) -> Handle:
@@ -135,20 +136,14 @@ class Driver(Protocol):
 
     # ---- kernels ------------------------------------------------------------------------------
 
-    def launch(
-        self,
-        stream: Handle,
-        *,
-        moves: bool,
-        inline: bool,
-        block_count: int,
-        arguments_address: int,
-    ) -> None:
-        """Launch the kernel for a submission that moves units, or that does everything else.
+    def launcher(
+        self, stream: Handle, *, moves: bool, inline: bool, arguments_address: Address
+    ) -> Callable[[int], None]:
+        """Return what launches the kernel for submissions that move units, or for all others.
 
-        The submission is the argument itself if it is ``inline``, or is pointed to; of a move,
-        only the lists are pointed to, from behind its item and its number of tiles.
-        ``arguments_address`` is that of an array with the host address of the one argument.
+        It takes how many blocks to start, and reads the arguments at each launch: one pointer for
+        each, beginning at an address of the host. Inline, the submission is the argument. Only one
+        thread may use it at a time.
         """
         ...
 

@@ -1,12 +1,12 @@
 """CUDA events of one process, reused: they are recorded every step and cost a call to make."""
 
-import os
 from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Final
 
 from kvd_client.device.cuda.driver import Driver, Handle
 from kvd_client.errors import DeviceError, ForkedError
+from kvd_client.process import PROCESS
 from kvd_proto.errors import ErrorCode
 
 SPIN_S: Final = 100e-6
@@ -59,7 +59,7 @@ class CudaEvent:
     def __init__(self, pool: EventPool) -> None:
         self.handle = pool.take()
         self._pool = pool
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
 
     def __del__(self) -> None:
         # Without a pool there was no event to be had.
@@ -89,5 +89,5 @@ class CudaEvent:
             )
 
     def _check_owner(self) -> None:
-        if self._pid != os.getpid():
-            raise ForkedError(f"an event of process {self._pid} is used by its fork {os.getpid()}")
+        if self._pid != PROCESS.pid:
+            raise ForkedError(f"an event of process {self._pid} is used by its fork {PROCESS.pid}")

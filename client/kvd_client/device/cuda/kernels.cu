@@ -4,9 +4,10 @@
 //
 //   [0, 10)    header: ordered items, spread items, tiles, address of the pair of words to write
 //              at the end (0: none), the two words, address of the block counter, address of the
-//              lane to be done at the end (0: none), its number, unused
-//   [10, ...)  one descriptor of 8 words per item, the ordered ones first
-//   behind     the lists of ids and values; descriptors say where theirs starts, counted from here
+//              lane to be done at the end (0: none), its number, lists
+//   [10, ...)  where each list starts, counted from the first one, and where the last one ends
+//   behind     one descriptor of 8 words per item, the ordered ones first; it names lists by number
+//   behind     the lists of ids and values, end to end
 //
 // Ordered items are small table writes. Block 0 carries them out one after the other, so a later
 // one may write what an earlier one wrote. Everything else is spread: cut into tiles that all
@@ -35,8 +36,20 @@ struct Inline {
     i64 words[INLINE_WORDS];
 };
 
+// The last three words are called by what they hold for units. Entries of a table: what a key is
+// multiplied by. Rows: pages of a row, address of the lengths, tokens of a page.
 struct Item {
-    i64 kind, count, start, address, unit_bytes, tile_bytes, unit_tiles, tile_end;
+    i64 kind, first, second, third, address, unit_bytes, tile_bytes, unit_tiles;
+};
+
+struct Lists {
+    const i64* starts;
+    const i64* numbers;
+
+    __device__ __forceinline__ const i64* at(i64 list) const { return numbers + starts[list]; }
+    __device__ __forceinline__ i64 count(i64 list) const {
+        return starts[list + 1] - starts[list];
+    }
 };
 
 __device__ __forceinline__ void store_pair(i64 address, i64 first, i64 second) {
@@ -56,20 +69,23 @@ __device__ __forceinline__ bool last_of_its_key(const i64* keys, int place, int 
     return true;
 }
 
-__device__ void write_ordered(const Item* item, const i64* lists, i64* keys) {
-    const int count = (int)item->count;
-    const i64* first = lists + item->start;
+__device__ void write_ordered(const Item* item, const Lists& lists, i64* keys) {
+    const int count = (int)lists.count(item->first);
+    const i64* first = lists.at(item->first);
     for (int i = threadIdx.x; i < count; i += THREADS) keys[i] = first[i];
     __syncthreads();
     int* table = (int*)item->address;
+    // Without a list all values are zero.
+    const i64* second = item->second < 0 ? nullptr : lists.at(item->second);
+    const i64* third = item->third < 0 ? nullptr : lists.at(item->third);
     for (int i = threadIdx.x; i < count; i += THREADS) {
         const bool last = last_of_its_key(keys, i, count);
         if (item->kind == ENTRIES) {
-            if (last) table[keys[i]] = (int)first[count + i];
+            if (last) table[keys[i] * item->unit_bytes] = second ? (int)second[i] : 0;
         } else {
             // A row's places ascend, so its last one says how far the row reaches.
-            const i64 row = keys[i], place = first[count + i];
-            table[row * item->unit_bytes + place] = (int)first[2 * count + i];
+            const i64 row = keys[i], place = second[i];
+            table[row * item->unit_bytes + place] = (int)third[i];
             if (last) ((int*)item->tile_bytes)[row] = (int)((place + 1) * item->unit_tiles);
         }
     }
@@ -86,15 +102,22 @@ __device__ __forceinline__ void zero_run(char* to, i64 bytes) {
     for (i64 i = threadIdx.x; i < count; i += THREADS) target[i] = Word();
 }
 
+__device__ __forceinline__ i64 tiles_of(const Item* item, const Lists& lists) {
+    const i64 count = lists.count(item->first);
+    if ((item->kind & 255) == ENTRIES) return (count + ENTRIES_PER_TILE - 1) / ENTRIES_PER_TILE;
+    return count * item->unit_tiles;
+}
+
 // The width that every address of an item is aligned to stands in bits 8 and up of its kind.
-__device__ __forceinline__ void work_on_tile(const Item* item, const i64* lists, i64 tile) {
+__device__ __forceinline__ void work_on_tile(const Item* item, const Lists& lists, i64 tile) {
     const int kind = (int)(item->kind & 255), width = (int)(item->kind >> 8);
-    const i64* list = lists + item->start;
+    const i64* list = lists.at(item->first);
     if (kind == ENTRIES) {
-        const i64 end = min((tile + 1) * ENTRIES_PER_TILE, item->count);
+        const i64 end = min((tile + 1) * ENTRIES_PER_TILE, lists.count(item->first));
+        const i64* values = lists.at(item->second);
         int* table = (int*)item->address;
         for (i64 i = tile * ENTRIES_PER_TILE + threadIdx.x; i < end; i += THREADS)
-            table[list[i]] = (int)list[item->count + i];
+            table[list[i]] = (int)values[i];
         return;
     }
     const i64 unit = tile / item->unit_tiles;
@@ -130,21 +153,25 @@ __device__ __forceinline__ void write_words(const i64* words) {
 __device__ __forceinline__ void apply(const i64* words) {
     __shared__ i64 keys[ORDERED_ENTRIES_MAX];
     const i64 ordered = words[0], tiles = words[2];
-    const Item* items = (const Item*)(words + HEADER_WORDS);
-    const i64* lists = words + HEADER_WORDS + ITEM_WORDS * (ordered + words[1]);
+    const i64* starts = words + HEADER_WORDS;
+    const i64* descriptors = starts + words[9] + 1;
+    const Item* items = (const Item*)descriptors;
+    const Lists lists = {starts, descriptors + ITEM_WORDS * (ordered + words[1])};
     const bool shares = !(ordered && gridDim.x > 1);
     if (blockIdx.x == 0)
         for (i64 i = 0; i < ordered; ++i) write_ordered(items + i, lists, keys);
     // With table writes to do, block 0 leaves the tiles to the others.
     if (shares || blockIdx.x) {
         const i64 stride = shares ? gridDim.x : gridDim.x - 1;
-        i64 begin = 0, place = 0;
+        const Item* item = items + ordered;
+        i64 begin = 0, end = tiles ? tiles_of(item, lists) : 0;
         for (i64 tile = shares ? blockIdx.x : blockIdx.x - 1; tile < tiles; tile += stride) {
-            while (tile >= items[ordered + place].tile_end) {
-                begin = items[ordered + place].tile_end;
-                ++place;
+            while (tile >= end) {
+                ++item;
+                begin = end;
+                end += tiles_of(item, lists);
             }
-            work_on_tile(items + ordered + place, lists, tile - begin);
+            work_on_tile(item, lists, tile - begin);
         }
     }
     write_words(words);
@@ -200,9 +227,8 @@ __device__ __forceinline__ void copy_run(char* to, const char* from, int bytes) 
 }
 
 // A launch moves the units of one item, and does nothing else.
-__device__ __forceinline__ void move(const Item& item, int tiles, const i64* list) {
+__device__ __forceinline__ void move(const Item& item, int tiles, int count, const i64* list) {
     const int width = (int)(item.kind >> 8), unit_tiles = (int)item.unit_tiles;
-    const int count = (int)item.count;
     const i64 unit_bytes = item.unit_bytes, tile_bytes = item.tile_bytes;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int unit = tile / unit_tiles;
@@ -226,17 +252,19 @@ __device__ __forceinline__ void move(const Item& item, int tiles, const i64* lis
 // ids before its bytes would wait for memory once more.
 struct Move {
     Item item;
-    i64 tiles;
+    i64 tiles, count;
     const i64* list;
 };
 
 extern "C" __global__ void __launch_bounds__(MOVE_THREADS, 1) kvd_move_inline(
     const __grid_constant__ Inline submission) {
     const i64* words = submission.words;
-    move(*(const Item*)(words + HEADER_WORDS), (int)words[2], words + HEADER_WORDS + ITEM_WORDS);
+    const i64* starts = words + HEADER_WORDS;
+    const i64* item = starts + 3;
+    move(*(const Item*)item, (int)words[2], (int)starts[1], item + ITEM_WORDS);
 }
 
 extern "C" __global__ void __launch_bounds__(MOVE_THREADS, 1) kvd_move_staged(
     const __grid_constant__ Move submission) {
-    move(submission.item, (int)submission.tiles, submission.list);
+    move(submission.item, (int)submission.tiles, (int)submission.count, submission.list);
 }

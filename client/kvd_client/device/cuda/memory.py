@@ -1,12 +1,12 @@
 """CUDA memory: a mapping of shareable device memory in this process, and what keeps it mapped."""
 
-import os
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvd_client.device.cuda.driver import Driver
 from kvd_client.errors import DeviceError, ForkedError
+from kvd_client.process import PROCESS
 
 if TYPE_CHECKING:
     from kvd_client.device.cuda.submission import RowPlace
@@ -22,7 +22,7 @@ class Mapping:
     def __init__(self, address: int, size_bytes: int, unmap: Callable[[], None]) -> None:
         self.address = address
         self.size_bytes = size_bytes
-        self._end = weakref.finalize(self, _in_process(os.getpid(), unmap))
+        self._end = weakref.finalize(self, _in_process(PROCESS.pid, unmap))
         self._end.atexit = False
 
     @property
@@ -45,7 +45,7 @@ class Mapping:
 
 def _in_process(pid: int, unmap: Callable[[], None]) -> Callable[[], None]:
     """Return what unmaps in the process that mapped, and does nothing in a fork of it."""
-    return lambda: unmap() if os.getpid() == pid else None
+    return lambda: unmap() if PROCESS.pid == pid else None
 
 
 class CudaMemory:
@@ -60,7 +60,7 @@ class CudaMemory:
         self._size_bytes = size_bytes
         self._writable = writable
         self._address = mapping.address
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self.row_place: RowPlace | None = None
         """Where the request table of the last command lies: a memory has one."""
         self.unconfirmed_moves = False
@@ -107,9 +107,9 @@ class CudaMemory:
 
     def mapping(self) -> Mapping:
         """Return the mapping; raises DeviceError after close, ForkedError in a fork."""
-        if self._pid != os.getpid():
+        if self._pid != PROCESS.pid:
             raise ForkedError(
-                f"memory was mapped by process {self._pid} and is used by its fork {os.getpid()}"
+                f"memory was mapped by process {self._pid} and is used by its fork {PROCESS.pid}"
             )
         if self._mapping is None:
             raise DeviceError("memory is used after it was closed")

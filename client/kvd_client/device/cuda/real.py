@@ -4,10 +4,9 @@ Importing this module loads both, so only who asks for a CUDA device imports it.
 """
 
 import ctypes
-import os
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +22,7 @@ from kvd_client.device.cuda.calls import (
     visible_gpus,
 )
 from kvd_client.device.cuda.driver import Handle
+from kvd_client.device.cuda.kernel_calls import new_capture_check, new_launcher
 from kvd_client.device.cuda.submission import MOVE_THREADS, THREADS
 from kvd_client.errors import DeviceError
 
@@ -31,7 +31,6 @@ SOURCE_FILE: Final = Path(__file__).with_name("kernels.cu")
 _NOT_READY: Final = cu.CUresult.CUDA_ERROR_NOT_READY
 _READ: Final = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
 _READ_WRITE: Final = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-_NOT_CAPTURING: Final = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _NON_BLOCKING: Final = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
 _UNTIMED: Final = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 _SHARED: Final = _UNTIMED | int(cu.CUevent_flags.CU_EVENT_INTERPROCESS)
@@ -74,7 +73,6 @@ class CudaDriver:
         place = gpus.index(wanted)
         self._gpu_uuid = wanted
         self._place = place
-        self._pid = os.getpid()
         self._device = call("cuDeviceGet", cu.cuDeviceGet(place))
         self._context = call("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(self._device))
         self._threads = threading.local()
@@ -248,10 +246,9 @@ class CudaDriver:
         self._cupy_streams.pop(int(stream), None)
         call("cuStreamDestroy", cu.cuStreamDestroy(stream))
 
-    def is_capturing(self, stream: Handle) -> bool:
-        """Return whether what is enqueued would go into a graph instead of running."""
-        status = call("cuStreamIsCapturing", cu.cuStreamIsCapturing(stream))
-        return bool(status != _NOT_CAPTURING)
+    def capture_check(self, stream: Handle) -> Callable[[], bool]:
+        """Return what tells whether a stream is being captured into a graph."""
+        return new_capture_check(int(stream))
 
     def new_event(self) -> Handle:
         """Return a new event for this process, without timing."""
@@ -294,30 +291,16 @@ class CudaDriver:
 
     # ---- kernels ------------------------------------------------------------------------------
 
-    def launch(
-        self,
-        stream: Handle,
-        *,
-        moves: bool,
-        inline: bool,
-        block_count: int,
-        arguments_address: int,
-    ) -> None:
-        """Launch the kernel for a submission that moves units, or that does everything else."""
-        answer = cu.cuLaunchKernel(
-            self._kernels[moves, inline],
-            block_count,
-            1,
-            1,
-            MOVE_THREADS if moves else THREADS,
-            1,
-            1,
-            0,
-            stream,
-            arguments_address,
-            0,
+    def launcher(
+        self, stream: Handle, *, moves: bool, inline: bool, arguments_address: int
+    ) -> Callable[[int], None]:
+        """Return what launches the kernel for submissions that move units, or for all others."""
+        return new_launcher(
+            function=int(self._kernels[moves, inline]),
+            stream=int(stream),
+            thread_count=MOVE_THREADS if moves else THREADS,
+            arguments_address=arguments_address,
         )
-        call("cuLaunchKernel", answer)
 
     # ---- events of other processes ------------------------------------------------------------
 

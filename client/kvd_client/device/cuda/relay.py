@@ -9,13 +9,13 @@ A slot is used again only when its last use was acknowledged, so an event is nev
 nor destroyed, while somebody may still ask for it.
 """
 
-import os
 from typing import NamedTuple, NewType
 
 from kvd_client.device.cuda.driver import Driver, Handle
 from kvd_client.device.cuda.event import poll
 from kvd_client.device.cuda.stream import CudaStream
 from kvd_client.errors import DeviceError, ForkedError, UsageError
+from kvd_client.process import PROCESS
 from kvd_proto.errors import ErrorCode
 
 Generation = NewType("Generation", int)
@@ -48,7 +48,7 @@ class EventExporter:
     def __init__(self, driver: Driver, *, slots_count: int = SLOTS_COUNT) -> None:
         driver.enter()
         self._driver = driver
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self._events: list[tuple[Handle, bytes]] = [
             driver.new_shared_event() for _ in range(slots_count)
         ]
@@ -103,7 +103,7 @@ class EventImporter:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self._events: dict[int, Handle] = {}
 
     def wait(self, one: SharedEvent, timeout_ms: int) -> Acknowledged:
@@ -144,5 +144,5 @@ class EventImporter:
 
 
 def _check_process(pid: int, what: str) -> None:
-    if pid != os.getpid():
-        raise ForkedError(f"{what} of process {pid} are used by its fork {os.getpid()}")
+    if pid != PROCESS.pid:
+        raise ForkedError(f"{what} of process {pid} are used by its fork {PROCESS.pid}")

@@ -2,30 +2,34 @@
 
 Nothing of a stream is ever captured: a captured write of a lane sets it back with each replay, and
 a captured submission would read staging memory that serves another by then.
+
+Invariants:
+    fence.submitted: a stream waits for a number of another process's lane once that is submitted
 """
 
 import ctypes
-import os
 import threading
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from kvd_client.device.cuda.commands import CudaCommands
+from kvd_client.device.cuda.commands import CudaCommands, SoleRecipe
 from kvd_client.device.cuda.driver import Driver, Handle
 from kvd_client.device.cuda.event import CudaEvent, EventPool, poll
 from kvd_client.device.cuda.lanes import LaneAddresses
+from kvd_client.device.cuda.launch import Launch, encode_recipe
 from kvd_client.device.cuda.staging import Staging
 from kvd_client.device.cuda.submission import (
-    INLINE_WORDS,
+    INLINE_BYTES,
     LARGE_TILE_BYTES,
     MOVE_WORDS,
-    Launch,
+    WORD_BYTES,
 )
 from kvd_client.device.fences import Lane, LaneNumber, passed
-from kvd_client.device.port import Commands, Event, IntArray
+from kvd_client.device.port import Commands, Event
 from kvd_client.errors import DeviceError, ForkedError
+from kvd_client.process import PROCESS
 from kvd_proto.errors import ErrorCode
 
 BLOCKS_PER_MULTIPROCESSOR: Final = 8
@@ -33,8 +37,21 @@ BLOCKS_PER_MULTIPROCESSOR: Final = 8
 SMALL_BLOCKS_PER_MULTIPROCESSOR: Final = 16
 """For moves in small tiles, where starting a block costs as much as a tile."""
 
+_NO_WORDS: Final = 0, 0
 _NO_NUMBER: Final = LaneNumber(0)
 _NONE: Final = np.zeros(0, dtype=np.int64)
+
+
+class _Arguments:
+    """The one argument of a kernel, and the pointer to it that the driver reads."""
+
+    __slots__ = ("_bytes", "_pointer", "address", "content")
+
+    def __init__(self, size_bytes: int) -> None:
+        self._bytes = (ctypes.c_uint8 * size_bytes)()
+        self._pointer = ctypes.c_void_p(ctypes.addressof(self._bytes))
+        self.address = ctypes.addressof(self._pointer)
+        self.content = memoryview(self._bytes).cast("B")
 
 
 class CudaStream:
@@ -62,7 +79,7 @@ class CudaStream:
         self._pool = pool
         self._lanes = lanes
         self._lane = lane
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self._owned = raw is None
         self._handle: Handle = driver.new_stream() if raw is None else driver.known_stream(raw)
         self._order = threading.RLock()
@@ -70,19 +87,29 @@ class CudaStream:
         self._closed = False
         self._blocks_max = BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessor_count
         self._small_blocks_max = SMALL_BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessor_count
-        self._inline = (ctypes.c_int64 * INLINE_WORDS)()
-        self._inline_words: IntArray = np.frombuffer(memoryview(self._inline), dtype=np.int64)
-        self._inline_arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._inline))
-        self._inline_address = ctypes.addressof(self._inline_arguments)
-        self._pointer = ctypes.c_uint64()
-        self._staged_arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._pointer))
-        self._staged_address = ctypes.addressof(self._staged_arguments)
-        self._move = (ctypes.c_int64 * MOVE_WORDS)()
-        self._move_words: IntArray = np.frombuffer(memoryview(self._move), dtype=np.int64)
-        self._move_arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._move))
-        self._move_address = ctypes.addressof(self._move_arguments)
+        self._inline = _Arguments(INLINE_BYTES)
+        self._staged = _Arguments(WORD_BYTES)
+        self._move = _Arguments(WORD_BYTES * MOVE_WORDS)
+        self._start = {
+            (moves, inline): driver.launcher(
+                self._handle,
+                moves=moves,
+                inline=inline,
+                arguments_address=arguments.address,
+            )
+            for moves, inline, arguments in (
+                (False, True, self._inline),
+                (False, False, self._staged),
+                (True, True, self._inline),
+                (True, False, self._move),
+            )
+        }
+        """What launches each kernel: by whether it moves units, and gets all as its argument."""
+        self._start_inline = self._start[False, True]
+        self._is_capturing = driver.capture_check(self._handle)
         self._check_usable()
-        self._staging = Staging(driver, pool, uploads)
+        self._staging = Staging(driver, pool, uploads, lane=lane)
+        self._counter_address = self._staging.counter_address
         self._done_address = 0 if lane is None else lanes.acquire(lane)
         self._registered: dict[int, int] = {}
         """Where further lanes are for the GPU, by where they are for this process."""
@@ -110,6 +137,11 @@ class CudaStream:
         with self._order:
             number = self._begin()
             try:
+                if commands.sole is not None:
+                    self._launch_sole(commands, commands.sole, number)
+                    if self._lane is not None:
+                        self._lane.mark_submitted(number)
+                    return
                 launches = commands.launches
                 for launch in launches[:-1]:
                     self._launch(launch, base_address, _NO_NUMBER)
@@ -176,8 +208,8 @@ class CudaStream:
         self._check_usable()
         if not poll(lambda: passed(lane.values().submitted, number), timeout_ms):
             raise DeviceError(
-                f"number {number} of lane {lane.lane_index} was not submitted within "
-                f"{timeout_ms} ms; {lane.values().submitted} was",
+                f"fence.submitted: number {number} of lane {lane.lane_index} was not submitted "
+                f"within {timeout_ms} ms; {lane.values().submitted} was",
                 code=ErrorCode.TIMED_OUT,
             )
         with self._order:
@@ -259,55 +291,60 @@ class CudaStream:
             block_count = max(1, tiles if large else min(tiles, self._small_blocks_max))
         else:
             block_count = min(launch.tiles_count, self._blocks_max) + launch.needs_own_block
-        count = launch.word_count
-        counter = self._staging.counter_address
-        done_address = self._done_address if number else 0
-        if count <= INLINE_WORDS and not staged:
-            launch.encode(
-                self._inline_words,
-                base_address=base_address,
-                counter_address=counter,
-                done_address=done_address,
-                done_number=number,
-            )
-            self._driver.launch(
-                self._handle,
-                moves=launch.is_move,
-                inline=True,
-                block_count=block_count,
-                arguments_address=self._inline_address,
-            )
-            return
-        start, words = self._staging.take(count)
-        launch.encode(
-            words,
+        submission = launch.encode(
             base_address=base_address,
-            counter_address=counter,
-            done_address=done_address,
+            counter_address=self._counter_address,
+            done_address=self._done_address if number else 0,
             done_number=number,
         )
-        address = self._staging.upload(self._handle, start, count)
-        self._pointer.value = address
-        if launch.is_move:
-            launch.encode_move(self._move_words, words, address)
-        self._driver.launch(
-            self._handle,
-            moves=launch.is_move,
-            inline=False,
-            block_count=block_count,
-            arguments_address=self._move_address if launch.is_move else self._staged_address,
-        )
-        self._staging.hold(self._handle, start, count)
+        if len(submission) > INLINE_BYTES or staged:
+            self._launch_staged(submission, block_count, number, launch if launch.is_move else None)
+        else:
+            self._inline.content[: len(submission)] = submission
+            self._start[launch.is_move, True](block_count)
+
+    def _launch_sole(self, commands: CudaCommands, sole: SoleRecipe, number: LaneNumber) -> None:
+        """Launch commands that come to one recipe."""
+        words_address, words = 0, _NO_WORDS
+        if commands.sole_words is not None:
+            offset_bytes, words = commands.sole_words
+            words_address = commands.base_address + offset_bytes
+        done_address = self._done_address if number else 0
+        end = (words_address, *words, self._counter_address, done_address, number)
+        submission, tiles_count = encode_recipe(*sole, end)
+        block_count = min(tiles_count, self._blocks_max)
+        if sole[0].ordered or not tiles_count:
+            block_count += 1
+        size_bytes = len(submission)
+        if size_bytes > INLINE_BYTES:
+            self._launch_staged(submission, block_count, number, None)
+        else:
+            self._inline.content[:size_bytes] = submission
+            self._start_inline(block_count)
+
+    def _launch_staged(
+        self, submission: bytes, block_count: int, number: LaneNumber, move: Launch | None
+    ) -> None:
+        """Launch a submission that travels through memory; it ends with a number of the lane."""
+        place = self._staging.put(submission)
+        address = self._staging.upload(self._handle, place)
+        if move is not None:
+            self._move.content[:] = move.encode_move(address)
+        else:
+            self._staged.content[:] = address.to_bytes(WORD_BYTES, "little")
+        self._start[move is not None, False](block_count)
+        self._staging.hold(self._handle, place, number)
 
     def _check_owner(self) -> None:
-        if self._pid != os.getpid():
+        if self._pid != PROCESS.pid:
             raise ForkedError(
                 f"stream {self._name!r} belongs to process {self._pid} "
-                f"and is used by its fork {os.getpid()}"
+                f"and is used by its fork {PROCESS.pid}"
             )
 
     def _check_usable(self) -> None:
-        self._check_owner()
+        if self._pid != PROCESS.pid:
+            self._check_owner()
         if self._closed:
             raise DeviceError(f"stream {self._name!r} is closed")
         if self._failure is not None:
@@ -316,7 +353,7 @@ class CudaStream:
                 f"{type(self._failure).__name__}: {self._failure}"
             ) from self._failure
         self._driver.enter()
-        if self._driver.is_capturing(self._handle):
+        if self._is_capturing():
             raise DeviceError(
                 f"stream {self._name!r} is being captured into a graph; batches, launches and "
                 f"lanes of kvd stay outside of captures"

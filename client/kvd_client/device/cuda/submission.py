@@ -1,7 +1,8 @@
 """A submission as the kernel reads it: a header, descriptors of items, lists of ids and values.
 
-The layout is that of ``kernels.cu``. A launch collects items that commute, or that block 0 carries
-out in order; what does neither has to go into a later one.
+The layout is that of ``kernels.cu``. Items name lists by number. So those of a known segment are
+the same bytes whenever it comes (`kvd_client.device.cuda.cooked`), and the columns of a reply are
+copied as a whole, once, however many items name them.
 """
 
 import struct
@@ -10,14 +11,17 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from kvd_client.device.port import IntArray, RowTable
+from kvd_client.device.places import RowTable
+from kvd_client.device.port import IntArray
 
+WORD_BYTES: Final = 8
 HEADER_WORDS: Final = 10
 ITEM_WORDS: Final = 8
-MOVE_WORDS: Final = ITEM_WORDS + 2
-"""What the kernel for long moves gets as its argument: item, tiles, address of the lists."""
+MOVE_WORDS: Final = ITEM_WORDS + 3
+"""What the kernel for long moves gets as its argument: item, tiles, units, address of the lists."""
 INLINE_WORDS: Final = 500
 """Words of a submission that is passed as a kernel argument: 4,000 of 4,096 bytes."""
+INLINE_BYTES: Final = WORD_BYTES * INLINE_WORDS
 ORDERED_ENTRIES_MAX: Final = 512
 """Longest list of one ordered table write; block 0 compares each of its keys with all later."""
 ENTRIES_PER_TILE: Final = 1024
@@ -33,15 +37,20 @@ ROWS: Final = 1
 ZERO: Final = 2
 MOVE: Final = 3
 
-LAUNCH_WORDS_MAX: Final = 1 << 16
-"""A launch with lists of so many words takes no more; one item brings at most as many again."""
+NO_LIST: Final = -1
+"""In place of the number of a list: the values of an item are zero."""
 
 _WIDTH_SHIFT: Final = 8
-_NOWHERE: Final = 1 << 62
 _TILE_GRAIN_BYTES: Final = 16 * THREADS
 
 Span: TypeAlias = tuple[int, int]
 """Bytes ``[start, end)`` of a memory."""
+ItemWords: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+"""An item: kind, numbers of up to three lists, address, and three words that the kind explains."""
+
+NOWHERE: Final[Span] = (1 << 62, 0)
+"""The span of nothing."""
+ITEM: Final = struct.Struct(f"={ITEM_WORDS}q")
 
 
 @cache
@@ -76,247 +85,10 @@ class RowPlace:
         )
 
 
-class Launch:
-    """The items of one launch, in the words of their descriptors, and what of memory they touch.
-
-    What they touch is kept as one span for tables and one for everything else: too much rather than
-    too little, which costs a launch where both lie apart in no simple way. Each ``try_`` method
-    adds an item, or returns False if it has to go into a later launch.
-
-    A decode step passes here nine times, so there are few calls, and attributes are read directly.
-    """
-
-    __slots__ = (
-        "_list_words",
-        "_lists",
-        "_ordered",
-        "_spread",
-        "_spread_end",
-        "_spread_start",
-        "_tables_end",
-        "_tables_start",
-        "_words_end",
-        "_words_start",
-        "_zeroes_only",
-        "is_move",
-        "sealed",
-        "tile_bytes",
-        "tiles_count",
-        "words",
-    )
-
-    def __init__(self) -> None:
-        self.tiles_count = 0
-        self.tile_bytes = 0
-        """Bytes of a tile of a move."""
-        self.is_move = False
-        """Whether this launch moves units, and does nothing else."""
-        self.sealed = False
-        """Whether nothing may be added any more."""
-        self.words: tuple[int, int] | None = None
-        self._words_start = self._words_end = 0
-        self._ordered: list[int] = []
-        self._spread: list[int] = []
-        self._lists: list[IntArray] = []
-        self._list_words = 0
-        self._tables_start = self._spread_start = _NOWHERE
-        self._tables_end = self._spread_end = 0
-        self._zeroes_only = True
-
-    @property
-    def word_count(self) -> int:
-        """Return how long the submission is."""
-        return HEADER_WORDS + len(self._ordered) + len(self._spread) + self._list_words
-
-    @property
-    def needs_own_block(self) -> bool:
-        """Return whether block 0 has something to do beside tiles."""
-        return bool(self._ordered or not self.tiles_count)
-
-    def try_entries(
-        self, address: int, start: int, end: int, indices: IntArray, values: IntArray
-    ) -> bool:
-        """Add ordered writes of int32 entries to the table at bytes ``[start, end)``."""
-        if (
-            self.sealed
-            or (start < self._spread_end and self._spread_start < end)
-            or (start < self._words_end and self._words_start < end)
-        ):
-            return False
-        count, place = len(indices), self._list_words
-        self._ordered += (ENTRIES, count, place, address, 0, 0, 0, 0)
-        self._lists += (indices, values)
-        self._list_words = place + 2 * count
-        if start < self._tables_start:
-            self._tables_start = start
-        if end > self._tables_end:
-            self._tables_end = end
-        return True
-
-    def try_rows(self, place: RowPlace, rows: IntArray, places: IntArray, pages: IntArray) -> bool:
-        """Add ordered writes of (row, place, page), and of what the rows reach."""
-        start, end = place.span
-        if (
-            self.sealed
-            or (start < self._spread_end and self._spread_start < end)
-            or (start < self._words_end and self._words_start < end)
-        ):
-            return False
-        count, first = len(rows), self._list_words
-        pages_address, row_pages, lengths_address, page_tokens = place.words
-        self._ordered += (
-            ROWS,
-            count,
-            first,
-            pages_address,
-            row_pages,
-            lengths_address,
-            page_tokens,
-            0,
-        )
-        self._lists += (rows, places, pages)
-        self._list_words = first + 3 * count
-        if start < self._tables_start:
-            self._tables_start = start
-        if end > self._tables_end:
-            self._tables_end = end
-        return True
-
-    def try_many_entries(
-        self, address: int, start: int, end: int, indices: IntArray, values: IntArray
-    ) -> bool:
-        """Add writes of entries that all blocks share; no index may occur twice."""
-        if not self._takes_spread(start, end, zeroes=False):
-            return False
-        count, place = len(indices), self._list_words
-        self.tiles_count += -(-count // ENTRIES_PER_TILE)
-        self._spread += (ENTRIES, count, place, address, 0, 0, 0, self.tiles_count)
-        self._lists += (indices, values)
-        self._list_words = place + 2 * count
-        return True
-
-    def try_zero(
-        self, address: int, start: int, end: int, unit_bytes: int, units: IntArray
-    ) -> bool:
-        """Add zeroing of units, all of which lie in bytes ``[start, end)``."""
-        if not self._takes_spread(start, end, zeroes=True):
-            return False
-        kind_and_width, tile_bytes, unit_tiles = unit_shape(ZERO, address, unit_bytes)
-        count, place = len(units), self._list_words
-        self.tiles_count += count * unit_tiles
-        self._spread += (
-            kind_and_width,
-            count,
-            place,
-            address,
-            unit_bytes,
-            tile_bytes,
-            unit_tiles,
-            self.tiles_count,
-        )
-        self._lists.append(units)
-        self._list_words = place + count
-        return True
-
-    def add_move(
-        self, address: int, unit_bytes: int, sources: IntArray, destinations: IntArray
-    ) -> None:
-        """Make this the launch of a move, which takes nothing else."""
-        kind_and_width, self.tile_bytes, unit_tiles = unit_shape(MOVE, address, unit_bytes)
-        count = len(sources)
-        self.sealed = self.is_move = True
-        self.tiles_count = count * unit_tiles
-        self._spread += (
-            kind_and_width,
-            count,
-            0,
-            address,
-            unit_bytes,
-            self.tile_bytes,
-            unit_tiles,
-            self.tiles_count,
-        )
-        self._lists += (sources, destinations)
-        self._list_words = 2 * count
-
-    def try_words(self, start: int, end: int, values: tuple[int, int]) -> bool:
-        """Set the pair of words to write at the end; those for the same place are replaced."""
-        if self.sealed or (self.words is not None and start != self._words_start):
-            return False
-        self.words = values
-        self._words_start, self._words_end = start, end
-        return True
-
-    def encode(
-        self,
-        target: IntArray,
-        *,
-        base_address: int,
-        counter_address: int,
-        done_address: int,
-        done_number: int,
-    ) -> None:
-        """Write the submission to the first ``word_count`` words of an array."""
-        words_address, first, second = 0, 0, 0
-        if self.words is not None:
-            words_address = base_address + self._words_start
-            first, second = self.words
-        header: list[int] = [
-            len(self._ordered) // ITEM_WORDS,
-            len(self._spread) // ITEM_WORDS,
-            self.tiles_count,
-            words_address,
-            first,
-            second,
-            counter_address,
-            done_address,
-            done_number,
-            0,
-            *self._ordered,
-            *self._spread,
-        ]
-        size = len(header)
-        _packer(size).pack_into(target.data, 0, *header)
-        if self._lists:
-            np.concatenate(self._lists, out=target[size : size + self._list_words])
-
-    @staticmethod
-    def encode_move(target: IntArray, words: IntArray, address: int) -> None:
-        """Write the argument of a move whose submission, ``words``, lies at an address."""
-        end = HEADER_WORDS + ITEM_WORDS
-        target[:ITEM_WORDS] = words[HEADER_WORDS:end]
-        target[ITEM_WORDS] = words[2]
-        target[ITEM_WORDS + 1] = address + 8 * end
-
-    def _takes_spread(self, start: int, end: int, *, zeroes: bool) -> bool:
-        """Return whether a spread item may be added; if so, its span is noted.
-
-        A launch does not order its spread items; zeroing meets zeroing freely.
-        """
-        if (
-            self.sealed
-            or (start < self._tables_end and self._tables_start < end)
-            or (start < self._words_end and self._words_start < end)
-            or self._list_words >= LAUNCH_WORDS_MAX
-        ):
-            return False
-        if (
-            not (zeroes and self._zeroes_only)
-            and start < self._spread_end
-            and self._spread_start < end
-        ):
-            return False
-        self._zeroes_only = zeroes and self._zeroes_only
-        if start < self._spread_start:
-            self._spread_start = start
-        if end > self._spread_end:
-            self._spread_end = end
-        return True
-
-
-@cache
-def _packer(word_count: int) -> struct.Struct:
-    return struct.Struct(f"={word_count}q")
+def zero_item(units: int, address: int, unit_bytes: int) -> ItemWords:
+    """Return the item that zeroes the units of a list."""
+    kind_and_width, tile_bytes, unit_tiles = unit_shape(ZERO, address, unit_bytes)
+    return kind_and_width, units, NO_LIST, NO_LIST, address, unit_bytes, tile_bytes, unit_tiles
 
 
 def last_of_each(keys: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:

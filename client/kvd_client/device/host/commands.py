@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from kvd_client.device.host.memory import ByteArray, HostMemory
 from kvd_client.device.host_pool import HostPool
-from kvd_client.device.port import IntArray, RowTable
+from kvd_client.device.places import RowTable
+from kvd_client.device.port import IntArray, NumberLists
+from kvd_client.device.recipes import Recipe
 from kvd_client.errors import DeviceError
 
 SMALL_BYTES: Final = 1 << 16
@@ -121,6 +123,10 @@ class HostCommands:
             raise DeviceError(f"no pair of words can lie at byte {offset_bytes}")
         target = self._bytes[offset_bytes:end_bytes].data
         self._steps.append((_write_words, (target, _WORDS.pack(*values))))
+
+    def add_recipe(self, recipe: Recipe, lists: NumberLists, first_list: int) -> bool:
+        """Return False: numpy wants each list by itself anyway."""
+        return False
 
     def _pooled(
         self,

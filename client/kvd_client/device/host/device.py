@@ -16,6 +16,11 @@ class HostDevice:
     """Maps memfds and starts streams; it has no state of its own."""
 
     @property
+    def takes_recipes(self) -> bool:
+        """Return False: each effect is a call of numpy in any case."""
+        return False
+
+    @property
     def name(self) -> str:
         """Return ``host``."""
         return "host"

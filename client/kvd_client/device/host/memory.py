@@ -2,7 +2,6 @@
 
 import builtins
 import mmap
-import os
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from kvd_client.device.descriptors import descriptor_size
 from kvd_client.errors import DeviceError, ForkedError
+from kvd_client.process import PROCESS
 
 ByteArray = npt.NDArray[np.uint8]
 _INT32 = np.dtype(np.int32)
@@ -38,7 +38,7 @@ class HostMemory:
         # than the command.
         self._tables: dict[tuple[int, int], npt.NDArray[np.int32]] = {}
         self._grids: dict[tuple[int, int], npt.NDArray[Any]] = {}
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self._size_bytes = size_bytes
         self._writable = writable
 
@@ -78,9 +78,9 @@ class HostMemory:
     @property
     def bytes(self) -> ByteArray:
         """Return the bytes as a flat array; raises DeviceError after close or in a fork."""
-        if self._pid != os.getpid():
+        if self._pid != PROCESS.pid:
             raise ForkedError(
-                f"memory was mapped by process {self._pid} and is used by its fork {os.getpid()}"
+                f"memory was mapped by process {self._pid} and is used by its fork {PROCESS.pid}"
             )
         if self._bytes is None:
             raise DeviceError("memory is used after it was closed")

@@ -5,7 +5,6 @@ any more ends its thread. Threads are daemons: a process that exits does not wai
 waits for an event.
 """
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from kvd_client.device.fences import Lane, LaneNumber
 from kvd_client.device.host.commands import HostCommands
 from kvd_client.device.port import Commands, Event
 from kvd_client.errors import DeviceError, ForkedError
+from kvd_client.process import PROCESS
 from kvd_proto.errors import ErrorCode
 
 QUEUE_ITEMS_MAX: Final = 65_536
@@ -88,7 +88,7 @@ class HostStream:
     def __init__(self, name: str, lane: Lane | None = None) -> None:
         self._name = name
         self._lane = lane
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
         self._playing = _Playing(lane)
         self._queue = self._playing.queue
         self._order = threading.Lock()
@@ -160,10 +160,10 @@ class HostStream:
             self._lane.complete()
 
     def _check_owner(self) -> None:
-        if self._pid != os.getpid():
+        if self._pid != PROCESS.pid:
             raise ForkedError(
                 f"stream {self._name!r} belongs to process {self._pid} "
-                f"and is used by its fork {os.getpid()}"
+                f"and is used by its fork {PROCESS.pid}"
             )
 
     def _check_usable(self) -> None:

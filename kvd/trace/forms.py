@@ -1,0 +1,277 @@
+"""Entries of the log as JSON: operations and outcomes in words and numbers, nothing packed.
+
+Ids are lists of runs ``[first, count]``, in their order; counts are plain lists of numbers. An
+operation's form says its bytes exactly: encoding it again gives the body that was logged, unless
+somebody wrote the message in another way, which the record then carries (`kvd.trace.records`).
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from functools import cache
+from typing import Any, Final, TypeAlias, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import FieldInfo
+
+from kvd.engine.describe import ID_FIELDS
+from kvd.errors import FileError
+from kvd_proto.codec import encode
+from kvd_proto.operations import FACT_TYPES, OPERATION_TYPES, OWN_ENTRY_TYPES, WriteSet
+from kvd_proto.outcomes import (
+    NO_COLUMN,
+    AdmitResult,
+    Failed,
+    Freed,
+    Outcome,
+    Pump,
+    Refusal,
+    ReleasedResult,
+    Resolved,
+    Skipped,
+    TakeResult,
+    Verdict,
+)
+
+Form: TypeAlias = dict[str, Any]
+Runs: TypeAlias = list[list[int]]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+_COUNTS: Final = "<i4"
+_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (*OPERATION_TYPES, *FACT_TYPES, *OWN_ENTRY_TYPES)
+}
+
+
+def runs_of(ids: Ints) -> Runs:
+    """Return ids as runs of consecutive ones, in their order."""
+    if not ids.size:
+        return []
+    edges = (np.diff(ids) != 1).nonzero()[0] + 1
+    starts = np.concatenate(([0], edges))
+    counts = np.diff(np.concatenate((starts, [ids.size])))
+    runs: Runs = np.stack((ids[starts], counts), axis=1).tolist()
+    return runs
+
+
+def ids_of(runs: Sequence[Sequence[int]]) -> list[int]:
+    """Return the ids of runs."""
+    return [number for first, count in runs for number in range(first, first + count)]
+
+
+# ---- operations, facts and the daemon's own entries -----------------------------------------
+
+
+def type_of(message: msgspec.Struct) -> str:
+    """Return the name of an operation, a fact or an entry of the daemon's own."""
+    return str(message.__struct_config__.tag)
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
+    """Return the fields of a message; asked for all the time, and slow to find out."""
+    return msgspec.structs.fields(kind)
+
+
+def form_of(message: msgspec.Struct) -> Form:
+    """Return the fields of an operation, fact or own entry that are not at their defaults."""
+    form: Form = {}
+    for field in _fields(type(message)):
+        value = getattr(message, field.name)
+        if field.default is not msgspec.NODEFAULT and value == field.default:
+            continue
+        dtype = ID_FIELDS.get(field.name, _COUNTS)
+        if isinstance(value, bytes):
+            form[field.name] = _array_form(value, dtype)
+        elif isinstance(value, tuple):
+            items = cast("tuple[object, ...]", value)
+            form[field.name] = [
+                _array_form(item, dtype) if isinstance(item, bytes) else item for item in items
+            ]
+        elif isinstance(value, WriteSet):
+            form[field.name] = value.name.lower()
+        else:
+            form[field.name] = value
+    return form
+
+
+def message_of(kind: str, form: Form) -> msgspec.Struct:
+    """Return the operation, fact or own entry that a form says; raises FileError for none."""
+    found = _TYPES.get(kind)
+    if found is None:
+        raise FileError(f"{kind!r} is no operation, fact or entry")
+    fields = {field.name: field for field in _fields(found)}
+    values: dict[str, object] = {}
+    for name, value in form.items():
+        if name not in fields:
+            raise FileError(f"{kind} has no field {name!r}; it has {', '.join(fields)}")
+        values[name] = _value(name, value, fields[name].type)
+    try:
+        # Through its bytes, because that is what checks types.
+        plain = found(**values)
+        return msgspec.msgpack.decode(encode(plain), type=found)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise FileError(f"{kind} cannot be read: {error}") from error
+
+
+def _array_form(encoded: bytes, dtype: str) -> object:
+    """Return a packed array: ids as runs, counts as they are, what is neither as hexadecimal."""
+    if len(encoded) % np.dtype(dtype).itemsize:
+        return {"hex": encoded.hex()}
+    numbers: Ints = np.frombuffer(encoded, dtype=dtype).astype(np.int64)
+    return numbers.tolist() if dtype == _COUNTS else runs_of(numbers)
+
+
+def _value(name: str, value: object, kind: object) -> object:
+    """Return a field's value from its form."""
+    dtype = ID_FIELDS.get(name, _COUNTS)
+    try:
+        if kind is bytes:
+            return _packed(value, dtype)
+        if kind == tuple[bytes, ...]:
+            return tuple(_packed(item, dtype) for item in cast("list[object]", value))
+        if kind is WriteSet:
+            return WriteSet[str(value).upper()]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FileError(f"field {name} is {value!r:.80}: {error}") from error
+    return tuple(cast("list[object]", value)) if isinstance(value, list) else value
+
+
+def _packed(value: object, dtype: str) -> bytes:
+    if isinstance(value, dict):
+        return bytes.fromhex(str(cast("Form", value)["hex"]))
+    numbers = cast("list[Any]", value)
+    if dtype != _COUNTS:
+        numbers = ids_of(numbers)
+    return np.array(numbers, dtype=np.int64).astype(dtype).tobytes()
+
+
+# ---- outcomes ---------------------------------------------------------------------------------
+
+
+def outcome_form(outcome: Outcome) -> Form:
+    """Return a whole outcome: result and effects name columns by their place, as on the wire."""
+    form: Form = {"result": _plain(outcome.result)}
+    if outcome.lengths:
+        form["columns"] = [runs_of(column) for column in columns_of(outcome)]
+    if outcome.segments:
+        form["segments"] = [[_plain(effect) for effect in segment] for segment in outcome.segments]
+    return form
+
+
+def columns_of(outcome: Outcome) -> list[Ints]:
+    """Return the numbers of every column."""
+    if not outcome.lengths:
+        return []
+    numbers: Ints = np.frombuffer(outcome.columns, dtype=_COUNTS).astype(np.int64)
+    columns: list[Ints] = []
+    start = 0
+    for length in outcome.lengths:
+        columns.append(numbers[start : start + length])
+        start += length
+    return columns
+
+
+def answer_of(outcome: Outcome) -> Form:
+    """Return what an outcome means to a scheduler: no places, no effects.
+
+    ``answer`` says which kind it is; the other fields depend on it.
+    """
+    result, columns = outcome.result, columns_of(outcome)
+
+    def column(index: int) -> list[int]:
+        return [] if index == NO_COLUMN else columns[index].tolist()
+
+    def size(index: int) -> int:
+        return 0 if index == NO_COLUMN else columns[index].size
+
+    if isinstance(result, AdmitResult):
+        return {
+            "answer": "admitted",
+            "verdicts": [Verdict(value).name.lower() for value in column(result.verdicts)],
+            "new_tokens": column(result.new_tokens),
+            "chunk_tokens": column(result.chunk_tokens),
+            "refusals": [_refusal(refusal) for refusal in result.refusals],
+            "pages": size(result.virtual),
+            "retracted": size(result.retracted),
+        }
+    if isinstance(result, TakeResult):
+        return {
+            "answer": "taken",
+            "pages": size(result.virtual),
+            "retracted": size(result.retracted),
+        }
+    if isinstance(result, Refusal):
+        return {"answer": "refused", **_refusal(result)}
+    if isinstance(result, Freed):
+        return {"answer": "freed", "units": list(result.units)}
+    if isinstance(result, Resolved):
+        return {"answer": "resolved", "units": [size(index) for index in result.physical]}
+    if isinstance(result, Pump):
+        return {"answer": "pump", "transfers": list(result.transfers)}
+    if isinstance(result, ReleasedResult):
+        return {"answer": "released", **form_of(result)}
+    if isinstance(result, Skipped):
+        return {"answer": "skipped", "request": result.request}
+    if isinstance(result, Failed):
+        return {"answer": "failed", "code": result.code, "message": result.message}
+    return {"answer": str(result.__struct_config__.tag)}
+
+
+LOGICAL_FIELDS: Final = (
+    "answer",
+    "verdicts",
+    "new_tokens",
+    "chunk_tokens",
+    "pages",
+    "retracted",
+    "reason",
+    "request",
+    "units",
+    "transfers",
+    "copies",
+    "failed_copies",
+    "quarantined",
+    "code",
+)
+"""What two allocators have to agree on; how much is short, and the words for it, are their own."""
+
+
+def logical(answer: Form) -> Form:
+    """Return the part of an answer that does not depend on which unit was chosen."""
+    kept: Form = {name: answer[name] for name in LOGICAL_FIELDS if name in answer}
+    if "refusals" in answer:
+        kept["refusals"] = [
+            {"request": refusal["request"], "reason": refusal["reason"]}
+            for refusal in answer["refusals"]
+        ]
+    return kept
+
+
+def _refusal(refusal: Refusal) -> Form:
+    return {
+        "reason": refusal.reason.value,
+        "request": refusal.request,
+        "band": refusal.band,
+        "short_units": refusal.short_units,
+        "short_bytes": refusal.short_bytes,
+        "waiting_helps": refusal.waiting_helps,
+        "obstacle": refusal.obstacle,
+        "remover": refusal.remover,
+    }
+
+
+def _plain(message: msgspec.Struct) -> Form:
+    """Return a result or an effect with its name, columns as numbers."""
+    form: Form = {"type": type_of(message)}
+    for field in _fields(type(message)):
+        value = getattr(message, field.name)
+        if isinstance(value, tuple):
+            items = cast("tuple[object, ...]", value)
+            value = [_plain(it) if isinstance(it, msgspec.Struct) else it for it in items]
+        elif isinstance(value, Enum):
+            value = value.value
+        form[field.name] = value
+    return form

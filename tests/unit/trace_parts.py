@@ -1,0 +1,84 @@
+"""A trace of a busy rank, and what the tests of traces do with it."""
+
+import io
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from kvd.engine.snap import StageSnap
+from kvd.trace.adapter import Adapter, Decision, Event, RecordedAdapter, Script
+from kvd.trace.records import AnyRecord, Head, encode_record, read_lines
+from kvd.trace.stage import StageAdapter
+from kvd.trace.writer import TracedIncarnation
+from tests.stateful.program import TIGHT, batches
+from tests.stateful.ranks import lone
+
+BATCH_COUNT = 30
+
+
+@cache
+def traced(seed: int = 5, *, snap_entries: int = 16) -> bytes:
+    """Return the trace of a drawn program, ended in order."""
+    rank, sink = lone(TIGHT), io.BytesIO()
+    trace = TracedIncarnation(sink, rank.world, group="drawn", snap_entries=snap_entries)
+    for operations in batches(seed, BATCH_COUNT):
+        rank.send(*operations)
+        trace.look()
+    rank.world.end("the program is over")
+    trace.end()
+    # Whoever plays it need not check its own books after every operation.
+    return sink.getvalue().replace(b'"check_level":"strict"', b'"check_level":"off"', 1)
+
+
+def records(data: bytes) -> list[AnyRecord]:
+    """Return the records of a trace."""
+    return list(read_lines(io.BytesIO(data), name="a trace"))
+
+
+def script(data: bytes) -> Script:
+    """Return a trace as events."""
+    return Script(read_lines(io.BytesIO(data), name="a trace"))
+
+
+def recorded(data: bytes) -> Callable[[], RecordedAdapter]:
+    """Return how to make who answers what was recorded."""
+    return lambda: RecordedAdapter(script(data), name="recorded")
+
+
+def joined(items: Iterable[AnyRecord]) -> bytes:
+    """Return records as a trace."""
+    return b"".join(map(encode_record, items))
+
+
+class Altered:
+    """This build with some answers changed on the way out."""
+
+    def __init__(self, change: Callable[[int, Decision], Decision | None]) -> None:
+        """Take a function from the number of a decision and it to what is said instead."""
+        self.name = "altered"
+        self._inner: Adapter = StageAdapter()
+        self._change = change
+        self._count = 0
+
+    def start(self, head: Head) -> list[Decision]:
+        return self._changed(list(self._inner.start(head)))
+
+    def feed(self, event: Event) -> list[Decision]:
+        return self._changed(list(self._inner.feed(event)))
+
+    def snap(self) -> StageSnap | None:
+        return self._inner.snap()
+
+    def fits(self, units: tuple[int, ...]) -> bool | None:
+        return self._inner.fits(units)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _changed(self, decisions: list[Decision]) -> list[Decision]:
+        said: list[Decision] = []
+        for decision in decisions:
+            self._count += 1
+            changed = self._change(self._count, decision)
+            if changed is not None:
+                said.append(changed)
+        return said
