@@ -11,6 +11,7 @@ KvdError (kvd_proto.errors)
 +-- SessionError     a message from a peer that has no right to it now
 +-- ServeError       the daemon or holder cannot start or be reached
 +-- WorkloadError    a replayed workload cannot go on, or one of its processes failed
++-- LostError        a message got lost on purpose; the call may be repeated
 +-- RaceError        two accesses to the same bytes that no order connects, in the modelled device
 +-- InvariantError   kvd's own state is broken; work stops
 +-- StressFailure    a check of the stress harness did not hold

@@ -278,6 +278,7 @@ def settings(level: CheckLevel) -> GroupSettings:
         lag_entry_count_max=256,
         idle_moves_max=4,
         batch_moves_max=0,
+        leaks_raise=True,
         group_wait_ms=50,
         lag_wait_ms=50,
         quiet_wait_ms=100,
