@@ -26,7 +26,7 @@ def play(shape: str, seed: int, operations_max: int, machine: Machine) -> Result
 
 
 @pytest.mark.parametrize(
-    ("shape", "seed"), [("state-window-full", 1), ("two-windows-full", 2), ("full", 3)]
+    ("shape", "seed"), [("state-window-full", 1), ("two-windows-full", 2), ("full", 3), ("window-full", 4)]
 )
 def test_a_program_runs_on_the_cuda_device(shape: str, seed: int) -> None:
     machine = fake_machine(seed)
@@ -51,6 +51,10 @@ def test_deaths_and_copies_to_host_pools_are_left_out() -> None:
     assert result.failure is None
     assert any(name.endswith("left out") for name in result.counts)
     assert not {"die", "backup", "load_submit"} & set(result.counts)
+
+
+def test_nothing_dares_a_copy_that_the_device_cannot_make() -> None:
+    assert play("full", 50, 120, fake_machine()).failure is None
 
 
 def test_a_table_write_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

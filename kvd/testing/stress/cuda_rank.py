@@ -17,7 +17,7 @@ from kvd.testing.stress.cuda_words import DeviceWords
 from kvd.testing.stress.plans import ForwardPlan, PeerPlan
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd_client import Client
-from kvd_client.device.port import Device, Event
+from kvd_client.device.port import Device, Event, Stream
 from kvd_client.launch import Step
 
 if TYPE_CHECKING:
@@ -87,8 +87,12 @@ class CudaRank(PlayedRank[CudaPeer]):
         words: DeviceWords,
         subjects: Subjects,
         random: Random,
+        takes_turns: bool = False,
     ) -> None:
-        """Take over an attached client; ``random`` is what delays are drawn from."""
+        """Take over an attached client; ``random`` is what delays are drawn from.
+
+        With ``takes_turns`` forwards take turns on two streams.
+        """
         self._at_rest = np.zeros(client.plan.total_bytes, dtype=np.uint8)
         # Not every device copies to host pools, and this one does not: see `cuda_run.LEFT_OUT`.
         super().__init__(index=index, client=client, memory_bytes=self._at_rest, pool_places=0)
@@ -99,6 +103,13 @@ class CudaRank(PlayedRank[CudaPeer]):
         self._network = [
             device.stream(f"network {index}/{nth}") for nth in range(NETWORK_STREAMS_COUNT)
         ]
+        self._second = device.stream(f"second forward {index}") if takes_turns else None
+        self._own = [*self._network, *([] if self._second is None else [self._second])]
+        """Streams that are not the client's."""
+
+    def stream_of(self, step: int) -> Stream | None:
+        """Return the stream of a forward; None for the one that the client has for them."""
+        return self._second if step % 2 == 0 else None
 
     def kill(self) -> None:
         """Fail: ranks of one process have one context, and cannot die apart."""
@@ -185,12 +196,12 @@ class CudaRank(PlayedRank[CudaPeer]):
 
     def settle(self, deadline_ms: int) -> None:
         """Block until everything enqueued is over."""
-        for stream in (self.client.stream, self.client.forward_stream, *self._network):
+        for stream in (self.client.stream, self.client.forward_stream, *self._own):
             stream.synchronize(deadline_ms)
 
     def close(self, deadline_ms: int) -> None:
-        """End the streams of the network."""
-        for stream in self._network:
+        """End the streams that are not the client's."""
+        for stream in self._own:
             stream.close(deadline_ms)
 
     # ---- inside ---------------------------------------------------------------------------------

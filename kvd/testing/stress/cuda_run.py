@@ -31,7 +31,7 @@ from kvd.testing.stress.program import (
     LoadSubmit,
     Program,
 )
-from kvd.testing.stress.run import ORACLE_PERMILLE, StressRun
+from kvd.testing.stress.run import ORACLE_PERMILLE, TWO_STREAMS_SHARE, StressRun
 from kvd.testing.stress.stage import POISON, attach_client
 from kvd_client.device.cuda.device import CudaDevice, cuda_device
 from kvd_client.errors import KvdClientError
@@ -78,6 +78,8 @@ def the_machine() -> Machine:
 
 class CudaRun(StressRun):
     """One run of a program on a GPU."""
+
+    copies = False
 
     def __init__(
         self,
@@ -131,6 +133,7 @@ class CudaRun(StressRun):
             words=self._machine.words,
             subjects=self._subjects,
             random=self._random,
+            takes_turns=self.program.seed_index % TWO_STREAMS_SHARE == 0,
         )
         self._cuda_ranks.append(rank)
         return rank

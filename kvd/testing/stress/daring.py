@@ -102,6 +102,8 @@ def _is_written_by_the_step_in_flight(scheduler: Scheduler, transfer: Transfer) 
 
 def _backup(scheduler: Scheduler, pick: int) -> Ask | None:
     """Copy what a peer or a load is to write."""
+    if not scheduler.limits.copies:
+        return None
     model, bands = scheduler.model, scheduler.contents.bands
     writing = [
         value

@@ -79,6 +79,8 @@ class StressRun:
 
     world: World | None = None
     """What plays all devices; None for devices that run by themselves."""
+    copies = True
+    """Whether devices copy to host pools."""
     oracle: Oracle
 
     def __init__(self, program: Program, *, oracle_permille: int = ORACLE_PERMILLE) -> None:
@@ -181,7 +183,7 @@ class StressRun:
         self.model = model
         self.scheduler = Scheduler(
             model,
-            Limits(plan.context_tokens, sized.chunk_tokens, plan.page_tokens),
+            Limits(plan.context_tokens, sized.chunk_tokens, plan.page_tokens, copies=self.copies),
             overlap=self.program.overlap,
             carry=self._carry,
         )

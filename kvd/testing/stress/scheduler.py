@@ -41,6 +41,8 @@ class Limits(NamedTuple):
     context_tokens: int
     chunk_tokens: int
     page_tokens: int
+    copies: bool = True
+    """Whether the ranks' devices copy to host pools."""
 
 
 class OpenBatch:
