@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -185,13 +185,18 @@ def stress(  # one parameter per option is how click works
     )
     if shows_coverage:
         click.echo("\n".join(lines_of(counts)))
+    # What streams and processes did cannot be had again, and so not be made smaller.
+    runs_max = shrink_runs_max if backend == Backend.MODELLED else 0
+    sys.exit(_show_failed(failed, runs_max, out_path))
+
+
+def _show_failed(failed: Sequence[SeedReport], runs_max: int, out_path: Path | None) -> int:
+    """Show the first seed that failed and write all of them; return the exit code."""
     for report in failed[:1]:
-        # What streams and processes did cannot be had again, and so not be made smaller.
-        runs_max = shrink_runs_max if backend == Backend.MODELLED else 0
         _show(decode_program(report.program_json), report.check, runs_max)
     for report in failed:
         _write(out_path, f"{report.shape}-{report.seed_index}.json", report.program_json)
-    sys.exit(EXIT_FOUND if failed else 0)
+    return EXIT_FOUND if failed else 0
 
 
 def _tell(
