@@ -143,10 +143,8 @@ def stress(  # one parameter per option is how click works
     is 1 if a check failed; the program is then made smaller and printed as a test. Behind a
     daemon the same programs run in a process per rank, over messages that get lost, and ranks are
     killed; on a GPU they run on real streams, without deaths and copies to host pools. What fails
-    there is printed as it is.
-
-    With --mutants faults are planted instead, those that are named or all of them, and the exit
-    code is 1 if one is not noticed.
+    there is printed as it is. With --mutants faults are planted instead, those that are named or
+    all of them, and the exit code is 1 if one is not noticed.
     """
     if plants_faults:
         sys.exit(
