@@ -17,7 +17,7 @@ from kvd.testing.stress.program import Program, decode_program, encode_program
 from kvd.testing.stress.run import ORACLE_PERMILLE, run
 from kvd.testing.stress.shapes import SHAPES
 from kvd.testing.stress.shrink import attempt, shrink
-from kvd.testing.stress.sweep import Backend, SeedReport, jobs_of, play_all
+from kvd.testing.stress.sweep import Backend, SeedJob, SeedReport, jobs_of, play_all
 
 EXIT_FOUND: Final = 1
 SEEDS_COUNT: Final = 22
