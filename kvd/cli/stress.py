@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ from kvd.testing.stress.program import Program, decode_program, encode_program
 from kvd.testing.stress.run import ORACLE_PERMILLE, run
 from kvd.testing.stress.shapes import SHAPES
 from kvd.testing.stress.shrink import attempt, shrink
-from kvd.testing.stress.sweep import Backend, SeedReport, jobs_of, play_all
+from kvd.testing.stress.sweep import Backend, SeedJob, SeedReport, jobs_of, play_all
 
 EXIT_FOUND: Final = 1
 SEEDS_COUNT: Final = 22
@@ -171,12 +171,28 @@ def stress(  # one parameter per option is how click works
         oracle_permille=oracle_permille,
         backend=Backend(backend),
     )
+    failed = _sweep(
+        jobs, processes_count=processes_count, quiet=quiet, shows_coverage=shows_coverage
+    )
+    for report in failed[:1]:
+        # What streams and processes did cannot be had again, and so not be made smaller.
+        runs_max = shrink_runs_max if backend == Backend.MODELLED else 0
+        _show(decode_program(report.program_json), report.check, runs_max)
+    for report in failed:
+        _write(out_path, f"{report.shape}-{report.seed_index}.json", report.program_json)
+    sys.exit(EXIT_FOUND if failed else 0)
+
+
+def _sweep(
+    jobs: Sequence[SeedJob], *, processes_count: int, quiet: bool, shows_coverage: bool
+) -> list[SeedReport]:
+    """Play all jobs and say how it went; return the reports of those that failed."""
     started_s = time.monotonic()
     reports = play_all(jobs, processes_count=processes_count)
     failed, counts, operations_count = _tell(reports, quiet=quiet)
     lasted_s = time.monotonic() - started_s
     click.echo(
-        f"{operations_count} operations over {seeds_count} seeds and "
+        f"{operations_count} operations over {len(jobs)} seeds and "
         f"{len({job.shape for job in jobs})} shapes in {lasted_s:.1f} s: "
         f"{operations_count / lasted_s:.0f} per second, "
         f"{lasted_s * processes_count * MS_PER_S / max(1, operations_count):.2f} ms each on one of "
@@ -185,13 +201,7 @@ def stress(  # one parameter per option is how click works
     )
     if shows_coverage:
         click.echo("\n".join(lines_of(counts)))
-    for report in failed[:1]:
-        # What streams and processes did cannot be had again, and so not be made smaller.
-        runs_max = shrink_runs_max if backend == Backend.MODELLED else 0
-        _show(decode_program(report.program_json), report.check, runs_max)
-    for report in failed:
-        _write(out_path, f"{report.shape}-{report.seed_index}.json", report.program_json)
-    sys.exit(EXIT_FOUND if failed else 0)
+    return failed
 
 
 def _tell(
@@ -209,7 +219,7 @@ def _tell(
         if report.check:
             failed.append(report)
         if not quiet or report.check:
-            how = f"{report.check}: {report.message}" if report.check else "clean"
+            how = report.message or "clean"
             click.echo(
                 f"seed {report.seed_index} {report.shape} {report.profile} "
                 f"{report.operations_count} operations {report.digest[:16]} {how}"

@@ -3,7 +3,7 @@
 from kvd.testing.stress.shapes import SHAPES
 from kvd.testing.stress.sweep import run_seed
 
-OPERATIONS_COUNT = 300
+OPERATIONS_COUNT = 250
 
 
 def check_slice(shape: str, seed: int) -> None:

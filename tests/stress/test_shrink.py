@@ -8,7 +8,6 @@ from kvd.alloc.arena_order import ArenaOrder
 from kvd.alloc.signals import Signal
 from kvd.errors import WorkloadError
 from kvd.testing.stress.as_test import as_test
-from kvd.testing.stress.generator import program_of, steps_of
 from kvd.testing.stress.program import (
     Admit,
     AnyStep,
@@ -22,12 +21,31 @@ from kvd.testing.stress.program import (
     decode_program,
     encode_program,
 )
-from kvd.testing.stress.run import run_steps
+from kvd.testing.stress.run import run
 from kvd.testing.stress.shrink import Failing, Try, attempt, shrink
 
 SHAPE = "state-window-full"
-FOUND_STEPS_MAX = 400
-SHRUNK_STEPS_MAX = 12
+SHRUNK_STEPS_MAX = 8
+PLANTED = Program(
+    shape=SHAPE,
+    seed_index=9,
+    ranks_count=3,
+    leader=True,
+    steps=(
+        Play(actions_count=5),
+        Admit(prompt_tokens=9, new_tokens=3, take_tokens=5),
+        Send(),
+        Play(actions_count=30),
+        Launch(count=2),
+        Play(actions_count=3),
+        Free(pick_index=4),
+        Relief(units=(0, 1)),
+        Admit(prompt_tokens=12, take_tokens=4),
+        Play(actions_count=9),
+        Send(),
+    ),
+)
+"""What fails once nobody waits for a forward, among what does not matter."""
 
 
 def _fails_if(check: str, fails: Callable[[Program, int], bool]) -> Try:
@@ -161,7 +179,7 @@ def test_a_planted_fault_is_found_shrunk_and_pasted(monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as planted:
         planted.setattr(ArenaOrder, "take_waits", forget)
-        found = run_steps(program_of(SHAPE, 0), steps_of(SHAPE, 0), operations_max=FOUND_STEPS_MAX)
+        found = run(PLANTED)
         assert found.failure is not None
         shrunk = shrink(found.program, attempt)
         text = as_test(shrunk.program, shrunk.check)

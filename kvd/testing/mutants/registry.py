@@ -95,6 +95,8 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "refused-admission-retracts standing-set-outlives-retraction growth-left-out "
     "waiting-said-to-be-useless answers-without-ids first-takes-left-out refused-take-marks-uneven "
     "beyond-limit-unasked refused-take-grows",
+    "died_at_once": "unsealed-survives unrun-insert-survives unknown-step-survives "
+    "processed-noted-too-early confirmed-too-far aborted-word-lost",
     "moved_and_died": "unsealed-survives unrun-insert-survives copied-survives received-survives "
     "spoiled-survives unknown-step-survives survivor-forgets-its-ids survivor-among-holes "
     "confirmed-too-far processed-noted-too-early failed-load-is-good progress-per-entry "
