@@ -99,6 +99,7 @@ def _line_of(outcome: Outcome) -> str:
         attempt = outcome.attempt
         return (
             f"{outcome.fault:34} {outcome.check:24} {outcome.operations_count:6} operations, "
-            f"{attempt.shape}, {attempt.seed}, {attempt.profile}: {outcome.message:.100}"
+            f"{attempt.shape}, {attempt.seed_index}, {attempt.profile}: {outcome.message:.100}"
         )
-    return f"{outcome.fault:34} NOT NOTICED by {outcome.operations_count} operations"
+    why = f": {outcome.message}" if outcome.message else ""
+    return f"{outcome.fault:34} NOT NOTICED by {outcome.operations_count} operations{why}"

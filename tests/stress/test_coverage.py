@@ -10,7 +10,7 @@ from kvd.testing.stress.program import STEP_TYPES
 from kvd.testing.stress.shapes import SHAPES
 from kvd.testing.stress.sweep import jobs_of, play, run_seed
 
-OPERATIONS_COUNT = 800
+OPERATIONS_COUNT = 900
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from kvd.testing.stress.shrink import Failing, Try, attempt, shrink
 
 SHAPE = "state-window-full"
 FOUND_STEPS_MAX = 400
-SHRUNK_STEPS_MAX = 8
+SHRUNK_STEPS_MAX = 12
 
 
 def _fails_if(check: str, fails: Callable[[Program, int], bool]) -> Try:

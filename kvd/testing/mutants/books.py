@@ -326,11 +326,6 @@ LEDGER_FAULTS: Final[tuple[Fault, ...]] = (
         ),
     ),
     edited(
-        "hold-stays-behind",
-        "a hold follows units that move",
-        (_RECORDS + "carry_holds", "if kind is UseKind.RECEIVE_HOLD and", "if False and"),
-    ),
-    edited(
         "hold-kept-after-cancel",
         "a hold ends when it is cancelled",
         (
@@ -366,7 +361,7 @@ LEDGER_FAULTS: Final[tuple[Fault, ...]] = (
     edited(
         "cancelled-load-keeps-names",
         "and takes the names from those that had some",
-        (_COPIES + "cancel", "band.release(virtual)", "pass"),
+        (_COPIES + "cancel", "self.chain.release(freed)", "pass"),
     ),
     edited(
         "fixed-by-half",

@@ -312,7 +312,7 @@ LOG_FAULTS: Final[tuple[Fault, ...]] = (
     edited(
         "relief-unasked",
         "relief that does not fit moves nothing",
-        (_STAGE + "_relief", "if self.chain.fits(demand) else", "if True else"),
+        (_STAGE + "_relief", "if not self.chain.fits(demand):", "if False:"),
     ),
     edited(
         "make-room-too-small",

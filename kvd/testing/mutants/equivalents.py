@@ -48,6 +48,12 @@ EQUIVALENTS: Final[tuple[Equivalent, ...]] = (
         "promised to every question as it is asked",
     ),
     Equivalent(
+        "holds that stay behind",
+        "a hold does not follow units that move, or a peer is told the places as of the hold",
+        "what is held does not move: it is part of its band's soft extent, which every layout that "
+        "waits for no transfer keeps, and no unasked move takes it (`PageUsage.may_move`)",
+    ),
+    Equivalent(
         "double free",
         "names that are not bound, or named twice, are freed",
         "no operation names units to be freed: requests and values are ended by their own numbers, "

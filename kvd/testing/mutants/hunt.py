@@ -44,7 +44,7 @@ class Attempt(msgspec.Struct, frozen=True):
     """One run: it depends on nothing else."""
 
     shape: str
-    seed: int
+    seed_index: int
     profile: str
 
 
@@ -85,8 +85,8 @@ def attempts_for(name: str) -> Iterator[Attempt]:
 
 def try_once(fault: Fault, attempt: Attempt, *, operations_before_count: int = 0) -> _Report:
     """Run once with a fault planted; return the operations, and how it was noticed if it was."""
-    program = program_of(attempt.shape, attempt.seed)
-    steps = steps_of(attempt.shape, attempt.seed, profile=attempt.profile)
+    program = program_of(attempt.shape, attempt.seed_index)
+    steps = steps_of(attempt.shape, attempt.seed_index, profile=attempt.profile)
     with planted(fault):
         result = run_steps(program, steps, operations_max=RUN_OPERATIONS_MAX, begin=_BEGIN)
     operations_count = operations_before_count + result.operations_count
@@ -113,7 +113,7 @@ def hunt(
 ) -> Iterator[Outcome]:
     """Hunt faults by name in so many processes at a time; yield what came of each as it does.
 
-    Raises WorkloadError for a name that is none, and for a fault that cannot be planted.
+    A fault that cannot be planted is not noticed. Raises WorkloadError for a name that is none.
     """
     for name in names:
         if name not in FAULTS:
@@ -167,7 +167,7 @@ class _Hunter:
         except EOFError:
             raise WorkloadError(f"the process that hunts {self.name} ended by itself") from None
         if complaint:
-            raise WorkloadError(f"{self.name}: {complaint}")
+            return Survival(self.name, self.operations_count, complaint)
         if catch is not None:
             return catch
         if self.operations_count >= self._operations_max:

@@ -256,7 +256,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         "what is to read as the sink does",
         (
             _ASSEMBLY + "_write_map",
-            "physical = np.zeros(len(virtual), dtype=np.int64)",
+            "physical = _ZEROES[:count] if count <= len(_ZEROES) else np.zeros_like(virtual)",
             "return",
         ),
     ),
@@ -265,7 +265,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         "the sink is zeroed where an effect says so",
         (
             _ASSEMBLY + "add",
-            "self._commands.zero_bytes(start_bytes=0, end_bytes=self._plan.sink_bytes)",
+            "self._commands.zero_bytes(start_bytes=0, end_bytes=self._places.plan.sink_bytes)",
             "pass",
         ),
     ),
@@ -274,7 +274,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         "a row that is reset names no pages",
         (
             _ASSEMBLY + "_reset_row",
-            "lengths = self._plan.region.row_lengths",
+            "lengths = self._places.plan.region.row_lengths",
             "return",
         ),
     ),
@@ -288,7 +288,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         "and once",
         (
             _APPLIER + "take_launch_work",
-            "self._launch_work = LaunchWork(NOTHING, NOTHING)",
+            "self._launch_work = NO_LAUNCH_WORK",
             "pass",
         ),
     ),
@@ -297,14 +297,14 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         "what is to be cleared follows a slot that moves",
         (
             _ASSEMBLY + "_let_clears_follow",
-            "slots = np.concatenate(self._clear_slots)",
+            "slots = _joined(self._clear_slots)",
             "return",
         ),
     ),
     edited(
         "clears-yield",
         "a launch leaves alone what was written since it was asked to clear it",
-        (_ASSEMBLY + "_forget_clears", "slots = np.concatenate(self._clear_slots)", "return"),
+        (_ASSEMBLY + "_forget_clears", "slots = _joined(self._clear_slots)", "return"),
     ),
     edited(
         "tables-not-cleared",
@@ -318,15 +318,15 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     edited(
         "progress-per-entry",
         "the progress word is written behind every segment that moves",
-        (_ASSEMBLY + "end_segment", "if self._has_moved:", "if False:"),
+        (_ASSEMBLY + "add_entry", "if self._has_moved:", "if False:"),
     ),
     edited(
         "progress-ahead",
         "what it says is done",
         (
-            _ASSEMBLY + "end_segment",
-            "self._progress = (position, segment_index)",
-            "self._progress = (position + 1, segment_index)",
+            _ASSEMBLY + "add_entry",
+            "self._progress = (position, index)",
+            "self._progress = (position + 1, index)",
         ),
     ),
     edited(

@@ -71,8 +71,8 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "end-without-overlap forwards-in-order",
     "sent_and_given_up": "c2-h6 c2-h6-left c3-h6 c4-h6 vacated-back-with-the-first "
     "blocked-bytes-entered no-epoch-of-uses no-epoch-of-fences network-width-left-out",
-    "received_and_wanted": "r1-receive hold-stays-behind fixed-by-half no-move-epoch "
-    "publish-where-it-was-held end-ignores-what-is-fixed received-slots-not-zeroed "
+    "received_and_wanted": "r1-receive fixed-by-half no-move-epoch "
+    "end-ignores-what-is-fixed received-slots-not-zeroed "
     "transfers-are-room-at-once transfers-blamed-on-nobody",
     "lost_and_wanted": "quarantine-skipped quarantine-moves quarantined-bytes-awaited "
     "no-epoch-of-quarantine",
@@ -82,6 +82,9 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "wrong-standing-removes wrong-step-counts wrong-evict-evicts-a-part "
     "wrong-load-name-names-a-part batch-runs-on-behind-a-wrong-use resolved-though-unbound "
     "pumped-publish-lets-go",
+    "wronged": "sent-may-be-retracted received-may-end context-exceeded wrong-advance-computes "
+    "wrong-standing-removes wrong-step-counts wrong-evict-evicts-a-part "
+    "wrong-load-name-names-a-part resolved-though-unbound batch-runs-on-behind-a-wrong-use",
     "aborted": "aborted-before-notice aborted-keeps-word aborted-whole-end aborted-word-lost",
     "moved_elsewhere": "unaware-guard unaware-guard-of-the-oldest guard-behind-what-it-guards",
     "slots_moved_before_a_launch": "clears-follow-moves clears-yield slots-cleared-twice "

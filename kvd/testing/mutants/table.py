@@ -56,7 +56,7 @@ def _row(outcome: Outcome) -> str:
     attempt = outcome.attempt
     return (
         f"| {fault.name} | {rule} | `{outcome.check}` | {outcome.run_operations_count} "
-        f"| {attempt.shape}, {attempt.seed}, {attempt.profile} |"
+        f"| {attempt.shape}, {attempt.seed_index}, {attempt.profile} |"
     )
 
 

@@ -208,20 +208,6 @@ VALUE_FAULTS: Final[tuple[Fault, ...]] = (
         (_COPIES + "submit", "units = band.physical(virtual)", "units = load.reserved[index]"),
     ),
     edited(
-        "publish-where-it-was-held",
-        "a peer is told where pages lie when they are published",
-        (
-            _TRANSFERS + "hold",
-            "self.open[number] = Transfer(TransferState.HELD, virtual)",
-            "held = self.open[number] = Transfer(TransferState.HELD, virtual); held.units = units",
-        ),
-        (
-            _TRANSFERS + "publish",
-            "return units",
-            "return transfer.units",
-        ),
-    ),
-    edited(
         "unsealed-survives",
         "a value survives once the last step that may have written it was processed on every rank",
         (

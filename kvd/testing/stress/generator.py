@@ -123,7 +123,7 @@ PROFILES: Final[dict[str, dict[type[AnyStep], int]]] = {
     "death": {Die: 16, Insert: 60, Process: 100, Send: 140},
     "rearranging": {Relief: 70, Idle: 40, Free: 50, Admit: 110, LoadReserve: 30},
     "meetings": {Extend: 80, Relief: 40, Play: 60, Follow: 60, Misuse: 60},
-    "tangled": {Abort: 16, Launch: 160, Process: 30, Misuse: 20, Follow: 40, Play: 40},
+    "tangled": {Abort: 16, Launch: 160, Process: 30, Misuse: 80, Follow: 40, Play: 40},
 }
 """What each profile weighs otherwise."""
 
@@ -166,6 +166,9 @@ FLAGS: Final[dict[str, int]] = {
 
 BANDS_MAX: Final = 5
 RELIEF_UNITS: Final = (0, 0, 0, 1, 2, 3, 5, 9, 14, 30)
+
+LOAD_MISUSES: Final = (7, 9, 10)
+"""Places in `kvd.testing.stress.misuse.MISUSES` of what is wrong while a load is open."""
 
 RUN_PERMILLE: Final = 250
 MEETING_PERMILLE: Final = 800
@@ -250,6 +253,8 @@ def _move_on(random: Random) -> Iterator[AnyStep]:
 def _pass(random: Random) -> Iterator[AnyStep]:
     """Decode: what was computed, one token more, the next forward."""
     yield Advance(standing=True)
+    if random.randrange(30) == 0:
+        yield _drawn(Misuse, random)
     yield _drawn(Decode, random)
     yield Process(count=random.randrange(2))
     yield Send()
@@ -296,7 +301,7 @@ def _load(random: Random) -> Iterator[AnyStep]:
     yield _drawn(LoadReserve, random)
     yield Send()
     if random.randrange(4) == 0:
-        yield Misuse(kind_index=random.randrange(7, 11), pick_index=random.randrange(64))
+        yield Misuse(kind_index=random.choice(LOAD_MISUSES), pick_index=random.randrange(64))
     if random.randrange(3) == 0:
         yield _drawn(Relief, random)
     if random.randrange(2):

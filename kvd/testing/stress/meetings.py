@@ -10,6 +10,21 @@ from random import Random
 from typing import Final
 
 from kvd.testing.stress.daring import DARES
+from kvd.testing.stress.meeting_parts import (
+    ALL,
+    BANDS_MAX,
+    RANKS_MAX,
+    RELIEF_UNITS,
+    any_place,
+    fill,
+    later,
+    long_values,
+    losses,
+    reports,
+    squeeze,
+    take,
+    values,
+)
 from kvd.testing.stress.misuse import MISUSES
 from kvd.testing.stress.program import (
     Abort,
@@ -21,13 +36,12 @@ from kvd.testing.stress.program import (
     Decode,
     Die,
     Elsewhere,
-    EndTransfer,
     Evict,
     Extend,
+    FailCopy,
     Follow,
     Free,
     Hold,
-    Idle,
     Insert,
     Launch,
     LetGo,
@@ -49,212 +63,103 @@ from kvd.testing.stress.program import (
 
 Meeting = Callable[[Random], Iterator[AnyStep]]
 
-PICKS: Final = 64
-ALL: Final = 7
-"""A count that names everybody there is."""
-BANDS_MAX: Final = 5
-RELIEF_UNITS: Final = (0, 0, 0, 2, 4, 8, 12, 20)
-SQUEEZED_UNITS: Final = (44, 34, 26, 20, 15, 11, 8, 6, 4, 3, 2)
-RANKS_MAX: Final = 4
-
-
-def _pick(random: Random) -> int:
-    return random.randrange(PICKS)
-
-
-def _fill(random: Random) -> Iterator[AnyStep]:
-    """Take all the room there is."""
-    for _ in range(random.randint(1, 3)):
-        yield Admit(
-            count=2,
-            prompt_tokens=random.randrange(8, 64),
-            new_tokens=random.randrange(8),
-            take_tokens=random.randrange(1, 32),
-            chunk_tokens=0,
-        )
-    yield Send()
-    yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(8, 32))
-    yield Send()
-
-
-def _take(random: Random) -> Iterator[AnyStep]:
-    """Hand out what was just given back, to whoever it may be."""
-    match random.randrange(8):
-        case 6 | 7:
-            yield from _squeeze(random)
-        case 0:
-            yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(4, 32))
-            yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(4, 32))
-        case 1:
-            yield Admit(
-                count=random.randrange(3),
-                prompt_tokens=random.randrange(4, 48),
-                take_tokens=random.randrange(1, 32),
-            )
-            yield Admit(prompt_tokens=random.randrange(4, 24), take_tokens=random.randrange(1, 24))
-        case 2:
-            yield _relief(random)
-        case 3:
-            yield LoadReserve(pick_index=_pick(random), count=4, windows_count=3)
-            yield LoadSubmit(pick_index=_pick(random))
-        case 4:
-            yield _relief(random)
-            yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(4, 32))
-        case _:
-            yield Decode()
-            yield _relief(random)
-    yield Send()
-
-
-def _squeeze(random: Random) -> Iterator[AnyStep]:
-    """Ask for less and less room in one band until some fits, which mostly moves what is there."""
-    wanted = random.randrange(BANDS_MAX)
-    for units in SQUEEZED_UNITS[random.randrange(3) :]:
-        yield Relief(units=tuple(units if band == wanted else 0 for band in range(BANDS_MAX)))
-    yield Send()
-
-
-def _relief(random: Random) -> AnyStep:
-    if random.randrange(5) == 0:
-        return Idle()
-    return Relief(units=tuple(random.choice(RELIEF_UNITS) for _ in range(BANDS_MAX)))
-
-
-def _values(random: Random) -> Iterator[AnyStep]:
-    """Have some values, computed and settled."""
-    yield Launch(count=ALL)
-    yield Record()
-    yield Advance(pick_index=_pick(random), count=3)
-    yield Insert(pick_index=_pick(random))
-    if random.randrange(2):
-        yield Insert(pick_index=_pick(random))
-    yield Process(count=3)
-    yield Process(count=3)
-    yield Send()
-
-
-def _long_values(random: Random) -> Iterator[AnyStep]:
-    """Have some values that are longer than windows, so that they lack pages there."""
-    yield Admit(count=1, prompt_tokens=random.randrange(24, 64), take_tokens=31)
-    yield Send()
-    for _ in range(random.randint(1, 3)):
-        yield Extend(pick_index=_pick(random), count=3, tokens=31)
-        yield Send()
-        yield Launch(count=ALL)
-        yield Record()
-        yield Advance(pick_index=0, count=3)
-        yield Advance(pick_index=4, count=3)
-        yield Process(count=3)
-        yield Send()
-    yield Insert(pick_index=_pick(random))
-    yield Insert(pick_index=_pick(random))
-    yield Process(count=3)
-    yield Send()
-
-
-def _later(random: Random) -> Iterator[AnyStep]:
-    """Let ranks and devices come some way, or none."""
-    if random.randrange(2):
-        yield Play(actions_count=random.randrange(40))
-        yield Follow(rank=random.randrange(RANKS_MAX), count=random.randrange(8))
-
 
 def backed_up_and_given_up(random: Random) -> Iterator[AnyStep]:
     """Give a value up while it is backed up."""
-    yield from _fill(random)
-    yield from random.choice((_values, _long_values, _long_values))(random)
-    pick = _pick(random)
+    yield from fill(random)
+    yield from random.choice((values, long_values, long_values))(random)
+    pick = any_place(random)
     for _ in range(random.randint(1, 3)):
         yield Backup(pick_index=pick, band=random.randrange(8), count=5, bands_count=3)
     yield Evict(pick_index=pick, count=random.randrange(2))
     if random.randrange(3) == 0:
-        yield from _squeeze(random)
-    yield from _take(random)
-    yield from _take(random)
-    yield from _later(random)
+        yield from squeeze(random)
+    yield from take(random)
+    yield from take(random)
+    yield from later(random)
 
 
 def loaded_over_what_moved(random: Random) -> Iterator[AnyStep]:
     """Load into bytes that a forward in flight reads and that moved away from there."""
-    yield from _long_values(random)
-    yield from _fill(random)
-    yield Free(pick_index=_pick(random), count=random.randrange(2))
+    yield from long_values(random)
+    yield from fill(random)
+    yield Free(pick_index=any_place(random), count=random.randrange(2))
     yield Process(count=3)
     yield Send()
     yield Launch(count=ALL, silent=random.randrange(2) == 0)
     yield Record()
-    yield from _squeeze(random)
+    yield from squeeze(random)
     for _ in range(2):
-        yield LoadReserve(pick_index=_pick(random), count=4, windows_count=3)
-        yield LoadSubmit(pick_index=_pick(random))
+        yield LoadReserve(pick_index=any_place(random), count=4, windows_count=3)
+        yield LoadSubmit(pick_index=any_place(random))
     yield Send()
-    yield from _later(random)
+    yield from later(random)
 
 
 def backed_up_under_forwards(random: Random) -> Iterator[AnyStep]:
     """Back up what a forward in flight is writing."""
-    yield from _fill(random)
+    yield from fill(random)
     yield Launch(count=ALL, unstated=random.randrange(4) == 0)
     yield Record()
-    yield Advance(pick_index=_pick(random), count=3)
-    yield Insert(pick_index=_pick(random))
+    yield Advance(pick_index=any_place(random), count=3)
+    yield Insert(pick_index=any_place(random))
     yield Send()
     for pick in range(3):
         yield Backup(pick_index=pick, band=random.randrange(8), count=5, bands_count=3)
     yield Send()
-    yield from _later(random)
+    yield from later(random)
 
 
 def aborted(random: Random) -> Iterator[AnyStep]:
     """Leave a launch by an exception, and move or hand out what it may be writing."""
-    yield from _fill(random)
+    yield from fill(random)
     yield Process(count=3)
-    yield Launch(count=ALL, pick_index=_pick(random))
+    yield Launch(count=ALL, pick_index=any_place(random))
     yield Abort()
     if random.randrange(2):
-        yield Free(pick_index=_pick(random), count=random.randrange(2))
-    yield from _squeeze(random)
-    yield from _take(random)
-    yield from _later(random)
+        yield Free(pick_index=any_place(random), count=random.randrange(2))
+    yield from squeeze(random)
+    yield from take(random)
+    yield from later(random)
 
 
 def load_given_up(random: Random) -> Iterator[AnyStep]:
     """Give a load up whose units have names in part, or have them move before it is submitted."""
-    yield from random.choice((_values, _long_values, _long_values))(random)
-    pick = _pick(random)
+    yield from random.choice((values, long_values, long_values))(random)
+    pick = any_place(random)
     yield LoadReserve(pick_index=pick, count=4, windows_count=3)
     yield Send()
     yield LoadName(pick_index=pick, count=random.randrange(5))
     if random.randrange(2):
         yield LoadName(pick_index=pick, count=4)
-    yield Free(pick_index=_pick(random))
+    yield Free(pick_index=any_place(random))
     yield Send()
-    yield from _squeeze(random)
+    yield from squeeze(random)
     yield LoadCancel(pick_index=pick) if random.randrange(2) else LoadSubmit(pick_index=pick)
-    yield from _take(random)
-    yield from _later(random)
+    yield from take(random)
+    yield from later(random)
 
 
 def loaded_and_given_up(random: Random) -> Iterator[AnyStep]:
     """Give a value up while it is loaded into."""
-    yield from random.choice((_values, _long_values, _long_values))(random)
-    yield from _fill(random)
-    pick = _pick(random)
+    yield from random.choice((values, long_values, long_values))(random)
+    yield from fill(random)
+    pick = any_place(random)
     yield LoadReserve(pick_index=pick, count=4, windows_count=3)
     yield LoadSubmit(pick_index=pick)
     yield Send()
     yield Evict(pick_index=pick, count=2)
     if random.randrange(2):
-        yield from _squeeze(random)
-    yield from _take(random)
-    yield from _take(random)
-    yield from _later(random)
+        yield from squeeze(random)
+    yield from take(random)
+    yield from take(random)
+    yield from later(random)
 
 
 def loaded_and_read(random: Random) -> Iterator[AnyStep]:
     """Back up, send or receive into what is being loaded, or have it move."""
-    yield from random.choice((_values, _long_values, _long_values))(random)
-    pick = _pick(random)
+    yield from random.choice((values, long_values, long_values))(random)
+    pick = any_place(random)
     yield LoadReserve(pick_index=pick, count=4, windows_count=3)
     yield LoadSubmit(pick_index=pick)
     yield Send()
@@ -266,18 +171,18 @@ def loaded_and_read(random: Random) -> Iterator[AnyStep]:
                 yield Post(pick_index=pick, count=5)
             case 2:
                 yield Hold(pick_index=pick, count=5, value=True)
-                yield Publish(pick_index=_pick(random))
+                yield Publish(pick_index=any_place(random))
             case _:
-                yield Free(pick_index=_pick(random), count=random.randrange(3))
-                yield from _squeeze(random)
+                yield Free(pick_index=any_place(random), count=random.randrange(3))
+                yield from squeeze(random)
     yield Send()
-    yield from _later(random)
+    yield from later(random)
 
 
 def published_over_copies(random: Random) -> Iterator[AnyStep]:
     """Tell a peer places that a backup reads, or a load writes."""
-    yield from random.choice((_values, _long_values, _long_values))(random)
-    pick = _pick(random)
+    yield from random.choice((values, long_values, long_values))(random)
+    pick = any_place(random)
     if random.randrange(2):
         yield Backup(pick_index=pick, band=random.randrange(8), count=5, bands_count=3)
     else:
@@ -288,59 +193,59 @@ def published_over_copies(random: Random) -> Iterator[AnyStep]:
         yield Hold(pick_index=pick + beside, count=5, value=True)
     yield Send()
     if random.randrange(3) == 0:
-        yield from _squeeze(random)
+        yield from squeeze(random)
     for beside in range(3):
         yield Publish(pick_index=beside)
     yield Send()
-    yield LetGo(pick_index=_pick(random))
-    yield from _later(random)
-    yield from _reports(random)
+    yield LetGo(pick_index=any_place(random))
+    yield from later(random)
+    yield from reports(random)
 
 
 def moved_under_forwards(random: Random) -> Iterator[AnyStep]:
     """Move what a forward reads and writes, or hand out what it read."""
-    yield from _fill(random)
-    yield Free(pick_index=_pick(random), count=random.randrange(2))
+    yield from fill(random)
+    yield Free(pick_index=any_place(random), count=random.randrange(2))
     yield Process(count=3)
     yield Send()
     yield Launch(
-        pick_index=_pick(random),
+        pick_index=any_place(random),
         count=random.randrange(ALL),
         unstated=random.randrange(3) == 0,
         silent=random.randrange(3) == 0,
     )
     yield Record()
     if random.randrange(2):
-        yield Free(pick_index=_pick(random))
-    yield from _squeeze(random)
+        yield Free(pick_index=any_place(random))
+    yield from squeeze(random)
     if random.randrange(2):
-        yield from _squeeze(random)
-    yield from _take(random)
-    yield from _later(random)
+        yield from squeeze(random)
+    yield from take(random)
+    yield from later(random)
 
 
 def freed_under_forwards(random: Random) -> Iterator[AnyStep]:
     """End requests under several forwards in flight, and take again what they held."""
-    yield from _fill(random)
+    yield from fill(random)
     for _ in range(random.randint(2, 4)):
-        yield Launch(pick_index=_pick(random), count=random.randrange(ALL))
+        yield Launch(pick_index=any_place(random), count=random.randrange(ALL))
         yield Record()
-        yield Free(pick_index=_pick(random), count=random.randrange(2))
+        yield Free(pick_index=any_place(random), count=random.randrange(2))
         if random.randrange(2):
             yield Send()
     if random.randrange(2):
         yield Process(count=random.randrange(3))
-    yield from _take(random)
+    yield from take(random)
     yield Launch(count=ALL)
-    yield from _later(random)
-    yield from _take(random)
+    yield from later(random)
+    yield from take(random)
 
 
 def sent_and_given_up(random: Random) -> Iterator[AnyStep]:
     """Give up, free or move what a peer reads, and want its place."""
-    yield from _values(random)
-    yield from _fill(random)
-    pick = _pick(random)
+    yield from values(random)
+    yield from fill(random)
+    pick = any_place(random)
     request = random.randrange(3) == 0
     if request:
         yield Process(count=3)
@@ -349,68 +254,59 @@ def sent_and_given_up(random: Random) -> Iterator[AnyStep]:
     yield Send()
     yield Free(pick_index=pick) if request else Evict(pick_index=pick)
     if random.randrange(2):
-        yield from _squeeze(random)
-    yield from _take(random)
-    yield from _take(random)
-    yield from _later(random)
+        yield from squeeze(random)
+    yield from take(random)
+    yield from take(random)
+    yield from later(random)
     if random.randrange(3) == 0:
-        yield from _losses(random)
-        yield from _take(random)
+        yield from losses(random)
+        yield from take(random)
     elif random.randrange(2):
-        yield LetGo(pick_index=_pick(random))
-        yield from _reports(random)
+        yield LetGo(pick_index=any_place(random))
+        yield from reports(random)
 
 
 def received_and_wanted(random: Random) -> Iterator[AnyStep]:
     """Have a peer write, or be about to, where others would have to move."""
-    yield from _fill(random)
+    yield from fill(random)
     yield Process(count=3)
     yield Process(count=3)
     value = random.randrange(2) == 0
-    yield Hold(pick_index=_pick(random), count=5, band=random.randrange(6), value=value)
+    yield Hold(pick_index=any_place(random), count=5, band=random.randrange(6), value=value)
     yield Send()
-    yield from _squeeze(random)
+    yield from squeeze(random)
     if random.randrange(3):
-        yield Publish(pick_index=_pick(random))
-    yield Free(pick_index=_pick(random), count=random.randrange(2))
-    yield from _take(random)
-    yield from _take(random)
-    yield LetGo(pick_index=_pick(random))
-    yield from _later(random)
-    yield from _reports(random)
+        yield Publish(pick_index=any_place(random))
+    yield Free(pick_index=any_place(random), count=random.randrange(2))
+    yield from take(random)
+    yield from take(random)
+    yield LetGo(pick_index=any_place(random))
+    yield from later(random)
+    yield from reports(random)
 
 
 def lost_and_wanted(random: Random) -> Iterator[AnyStep]:
     """Have a transfer fail without proof, and want what it touches."""
-    yield from _values(random)
-    pick = _pick(random)
+    yield from values(random)
+    pick = any_place(random)
     if random.randrange(2):
         yield Post(pick_index=pick, count=5)
     else:
         yield Hold(pick_index=pick, count=5, value=True)
-        yield Publish(pick_index=_pick(random))
+        yield Publish(pick_index=any_place(random))
     yield Send()
-    yield from _losses(random)
+    yield from losses(random)
     yield Evict(pick_index=pick)
-    yield from _squeeze(random)
-    yield from _take(random)
-    yield from _fill(random)
-    yield from _later(random)
-
-
-def _losses(random: Random) -> Iterator[AnyStep]:
-    """Have every rank say that it knows nothing of the end of some transfer."""
-    pick = _pick(random)
-    for _ in range(2):
-        for rank in range(RANKS_MAX):
-            yield EndTransfer(pick_index=pick, rank=rank, failed=True, unproven=True)
-    yield Send()
+    yield from squeeze(random)
+    yield from take(random)
+    yield from fill(random)
+    yield from later(random)
 
 
 def dared(random: Random) -> Iterator[AnyStep]:
     """Read, tell or hold units while a step, a load or a peer may be writing them."""
-    yield from random.choice((_values, _long_values))(random)
-    pick = _pick(random)
+    yield from random.choice((values, long_values))(random)
+    pick = any_place(random)
     match random.randrange(4):
         case 0:
             yield Launch(count=ALL, unstated=random.randrange(2) == 0)
@@ -423,10 +319,15 @@ def dared(random: Random) -> Iterator[AnyStep]:
         case 2:
             yield Hold(pick_index=pick, count=5, value=random.randrange(2) == 0)
             if random.randrange(2):
-                yield Publish(pick_index=_pick(random))
+                yield Publish(pick_index=any_place(random))
         case _:
-            yield Extend(pick_index=_pick(random), count=3, tokens=random.randrange(1, 9))
-            yield Post(pick_index=_pick(random), count=5, request=True)
+            yield from fill(random)
+            yield Launch(count=ALL)
+            yield Record()
+            yield Process(count=3)
+            yield Process(count=3)
+            yield Send()
+            yield Post(pick_index=any_place(random), count=5, request=True)
             yield Hold(pick_index=pick, count=5)
             yield Hold(pick_index=pick + 1, count=5)
             yield Send()
@@ -435,34 +336,53 @@ def dared(random: Random) -> Iterator[AnyStep]:
     yield Send()
     for _ in range(4):
         wrong = len(MISUSES)
-        first, count = (0, wrong) if random.randrange(4) == 0 else (wrong, len(DARES))
-        yield Misuse(kind_index=first + random.randrange(count), pick_index=_pick(random))
-    yield from _later(random)
+        first, count = (0, wrong) if random.randrange(2) else (wrong, len(DARES))
+        yield Misuse(kind_index=first + random.randrange(count), pick_index=any_place(random))
+    yield from later(random)
 
 
 def moved_elsewhere(random: Random) -> Iterator[AnyStep]:
     """Have another program move what a forward writes that was not told."""
-    yield from _fill(random)
-    yield Free(pick_index=_pick(random), count=random.randrange(2))
+    yield from fill(random)
+    yield Free(pick_index=any_place(random), count=random.randrange(2))
     for _ in range(random.randint(1, 2)):
         yield Process(count=3)
         yield Process(count=3)
         yield Send()
         for _ in range(random.randint(1, 2)):
-            yield Launch(pick_index=_pick(random), count=ALL, silent=random.randrange(2) == 0)
+            yield Launch(pick_index=any_place(random), count=ALL, silent=random.randrange(2) == 0)
             yield Record()
         yield Elsewhere(
-            pick_index=_pick(random),
+            pick_index=any_place(random),
             band=random.randrange(8),
             value=random.randrange(2) == 0,
         )
-        yield from _take(random)
-        yield from _later(random)
+        yield from take(random)
+        yield from later(random)
+
+
+def wronged(random: Random) -> Iterator[AnyStep]:
+    """Ask for one wrong thing after another while everything is there."""
+    yield from fill(random)
+    yield Stand(pick_index=any_place(random), count=3)
+    yield Launch(count=ALL)
+    yield Record()
+    yield Advance(pick_index=any_place(random), count=1, tokens=random.randrange(1, 9))
+    yield Insert(pick_index=any_place(random))
+    yield Process(count=3)
+    yield Send()
+    yield LoadReserve(pick_index=any_place(random), count=4, windows_count=3)
+    yield Post(pick_index=any_place(random), count=2, request=True)
+    yield Hold(pick_index=any_place(random), count=2, band=random.randrange(6))
+    yield Send()
+    for _ in range(8):
+        yield Misuse(kind_index=random.randrange(len(MISUSES)), pick_index=any_place(random))
+    yield from later(random)
 
 
 def slots_moved_before_a_launch(random: Random) -> Iterator[AnyStep]:
     """Move slots that were handed out, or have a peer write them, before a launch clears them."""
-    yield from _fill(random)
+    yield from fill(random)
     yield Launch(count=ALL)
     yield Record()
     yield Process(count=3)
@@ -474,15 +394,15 @@ def slots_moved_before_a_launch(random: Random) -> Iterator[AnyStep]:
     if random.randrange(2):
         yield Relief(units=(0, *[random.choice(RELIEF_UNITS) for _ in range(BANDS_MAX - 1)]))
     else:
-        yield Hold(pick_index=_pick(random), count=5)
-        yield Publish(pick_index=_pick(random))
+        yield Hold(pick_index=any_place(random), count=5)
+        yield Publish(pick_index=any_place(random))
         yield Send()
-        yield LetGo(pick_index=_pick(random))
+        yield LetGo(pick_index=any_place(random))
         yield Play(actions_count=random.randrange(60))
-        yield from _reports(random)
+        yield from reports(random)
     yield Send()
     yield Launch(count=ALL)
-    yield from _later(random)
+    yield from later(random)
 
 
 def retracted_and_back(random: Random) -> Iterator[AnyStep]:
@@ -497,10 +417,10 @@ def retracted_and_back(random: Random) -> Iterator[AnyStep]:
             growth_permille=random.randrange(1000),
         )
     yield Send()
-    first = _pick(random)
+    first = any_place(random)
     for _ in range(2):
         yield Extend(
-            pick_index=_pick(random),
+            pick_index=any_place(random),
             count=3,
             tokens=random.randrange(8, 32),
             victims_count=3,
@@ -514,12 +434,14 @@ def retracted_and_back(random: Random) -> Iterator[AnyStep]:
             first_victim_index=first,
         )
         yield Send()
-    yield Free(pick_index=_pick(random), count=2)
+    yield Free(pick_index=any_place(random), count=2)
     for _ in range(3):
-        yield AskAgain(pick_index=_pick(random), take_tokens=random.randrange(32), victims_count=3)
+        yield AskAgain(
+            pick_index=any_place(random), take_tokens=random.randrange(32), victims_count=3
+        )
         yield Send()
     for _ in range(5):
-        yield Extend(pick_index=_pick(random), tokens=random.randrange(8))
+        yield Extend(pick_index=any_place(random), tokens=random.randrange(8))
         yield Send()
 
 
@@ -529,52 +451,53 @@ def sink_reset_between_forwards(random: Random) -> Iterator[AnyStep]:
     yield Record()
     yield ResetSink()
     yield Send()
-    yield Launch(pick_index=_pick(random), count=2)
-    yield from _later(random)
+    yield Launch(pick_index=any_place(random), count=2)
+    yield from later(random)
 
 
 def moved_and_died(random: Random) -> Iterator[AnyStep]:
     """Let ranks die in the middle of rearrangements of values that survive them."""
-    yield from _fill(random)
+    yield from fill(random)
     for _ in range(random.randint(1, 2)):
-        yield from _values(random)
+        yield from random.choice((values, long_values))(random)
     for rank in range(RANKS_MAX):
         yield Follow(rank=rank, count=7)
         yield Follow(rank=rank, count=7)
     for _ in range(3):
         yield Play(actions_count=59)
+    if random.randrange(2):
+        yield LoadReserve(pick_index=any_place(random), count=4, windows_count=3)
+        yield LoadSubmit(pick_index=any_place(random))
+        yield Backup(pick_index=any_place(random), band=random.randrange(8), count=5)
+        yield Send()
+        for rank in range(RANKS_MAX):
+            yield Follow(rank=rank, count=7)
+        yield FailCopy(pick_index=random.randrange(2), rank=random.randrange(RANKS_MAX))
+        yield Play(actions_count=random.randrange(60))
     yield Process(count=3)
-    yield Free(pick_index=_pick(random), count=random.randrange(3))
+    yield Free(pick_index=any_place(random), count=random.randrange(3))
     yield Send()
     for rank in range(RANKS_MAX):
         yield Follow(rank=rank, count=7)
     yield Play(actions_count=59)
     for _ in range(random.randint(1, 3)):
-        yield from _squeeze(random)
-        yield from _take(random)
+        yield from squeeze(random)
+        yield from take(random)
     for rank in range(RANKS_MAX):
         yield Follow(rank=rank, count=random.randrange(8))
     yield Play(actions_count=random.randrange(30), favour_index=random.randrange(10))
     yield Die(rank=random.randrange(RANKS_MAX), all_die=random.randrange(2) == 0)
 
 
-def _reports(random: Random) -> Iterator[AnyStep]:
-    for rank in range(RANKS_MAX):
-        yield EndTransfer(
-            pick_index=_pick(random), rank=rank, failed=random.randrange(6) == 0, unproven=True
-        )
-    yield Send()
-
-
 def _pass(random: Random) -> Iterator[AnyStep]:
-    yield Stand(pick_index=_pick(random), count=3)
+    yield Stand(pick_index=any_place(random), count=3)
     yield Advance(standing=True)
     yield Decode(victims_count=random.randrange(3))
     yield Process(count=random.randrange(2))
     yield Send()
-    yield Launch(pick_index=_pick(random), count=ALL, standing=random.randrange(2) == 0)
+    yield Launch(pick_index=any_place(random), count=ALL, standing=random.randrange(2) == 0)
     yield Record()
-    yield from _later(random)
+    yield from later(random)
 
 
 MEETINGS: Final[tuple[Meeting, ...]] = (
@@ -595,6 +518,7 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
     dared,
     dared,
     moved_elsewhere,
+    wronged,
     slots_moved_before_a_launch,
     sink_reset_between_forwards,
     retracted_and_back,

@@ -138,11 +138,10 @@ def _retract_under_transfer(scheduler: Scheduler, pick: int) -> Ask | None:
 
 def _advance_one_too_far(scheduler: Scheduler, pick: int) -> Ask | None:
     """Name somebody who may advance beside somebody who may not."""
-    able = [one.number for one in scheduler.running() if one.tokens > one.computed_tokens]
+    calm = [one for one in scheduler.running() if scheduler.may_end(one)]
+    able = [one.number for one in calm if one.tokens > one.computed_tokens]
     for number in scheduler.pick(able, pick):
-        for request in scheduler.pick(
-            [one for one in scheduler.running() if one.number != number], pick
-        ):
+        for request in scheduler.pick([one for one in calm if one.number != number], pick):
             tokens = [1, request.tokens - request.computed_tokens + 1]
             return lambda batch: batch.advance([number, request.number], tokens)
     return None

@@ -65,8 +65,10 @@ def check_tables(run: PlayedRun, step: CheckTables) -> bool:
     """Have a rank that did everything compare its tables with the books."""
     hands = run.stage.hands
     hand = hands[step.rank % len(hands)]
-    if hand.launching or hand.done_count != len(run.script) or not run.script:
-        return False  # what survived a death is told with the first batch
+    if hand.launching or hand.done_count != len(run.script):
+        return False
+    if not run.script or run.scheduler.batch.names_units:
+        return False  # what survived a death, or was decided elsewhere, comes with a batch
     hand.rank.note("compares its tables")
     hand.rank.client.check_tables()
     return True
@@ -76,8 +78,8 @@ def rest(run: PlayedRun, step: Rest) -> bool:
     """Have everything that was begun happen, and compare all that is live on every rank."""
     if run.scheduler.launching:
         return False  # what is decided meanwhile is not applied yet
-    if not run.script:
-        run.scheduler.send()  # behind a death the tables are rewritten with the first batch
+    if not run.script or run.scheduler.batch.names_units:
+        run.scheduler.send()  # what survived a death, or was decided elsewhere, comes with it
     for hand in run.stage.hands:
         run.follow(hand, len(run.script))
     run.come_to_rest()
@@ -202,8 +204,7 @@ def ask_wrong(scheduler: Scheduler, step: Misuse) -> str:
     It is the first, from the step's place on, for which there is somebody; the name is empty where
     there is nobody for any.
     """
-    if scheduler.has_asked:
-        scheduler.send()
+    scheduler.send()  # with it comes what ranks have said to be over, which is no obstacle then
     makes = (*MISUSES, *DARES)
     for make in scheduler.pick(makes, step.kind_index, len(makes)):
         ask = make(scheduler, step.pick_index)

@@ -293,7 +293,8 @@ def record(scheduler: Scheduler, step: Record) -> bool:
 
 
 def abort(scheduler: Scheduler, step: Abort) -> bool:
-    """Leave the open launch by an exception."""
+    """Leave the open launch by an exception; what names units is asked before."""
+    scheduler.send_if(scheduler.launching and scheduler.batch.names_units)
     if not scheduler.launching:
         return False
     scheduler.close_launch(aborts=True)

@@ -7,7 +7,6 @@ progress word.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,20 +43,21 @@ Names = tuple[bytes, ...]
 _NOTHING_DONE = (Failed, NotRun, Pump, Refusal, Skipped)
 
 
-@dataclass(slots=True)
 class _Story:
     """What the log says, up to its end."""
 
-    launched: int = 0
-    unknown_step: int = 0
-    processed: dict[int, int] = field(default_factory=dict[int, int])
-    """Positions of steps that were processed."""
-    inserted: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    """Per value: where it came to be, and how many steps were launched by then."""
-    loads: dict[int, int] = field(default_factory=dict[int, int])
-    backups: dict[int, Names] = field(default_factory=dict[int, Names])
-    receives: dict[int, Names] = field(default_factory=dict[int, Names])
-    spoiled: dict[int, None] = field(default_factory=dict[int, None])
+    def __init__(self) -> None:
+        self.launched_count = 0
+        self.unknown_step = 0
+        """The newest step that may have written anything."""
+        self.processed: dict[int, int] = {}
+        """Positions of steps that were processed."""
+        self.inserted: dict[int, tuple[int, int]] = {}
+        """Per value: where it came to be, and how many steps were launched by then."""
+        self.loads: dict[int, int] = {}
+        self.backups: dict[int, Names] = {}
+        self.receives: dict[int, Names] = {}
+        self.spoiled: dict[int, None] = {}
 
 
 def check_survivors(
@@ -133,13 +133,13 @@ def _operate(story: _Story, position: int, record: LogRecord, outcome: Outcome) 
     operation = decode_operation(record.body)
     match operation:
         case Launch():
-            story.launched = operation.step
+            story.launched_count = operation.step
             if operation.writes is not WriteSet.REQUESTS:
                 story.unknown_step = max(story.unknown_step, operation.step)
         case Processed():
             story.processed[operation.step] = position
         case Insert():
-            story.inserted[operation.value_id] = position, story.launched
+            story.inserted[operation.value_id] = position, story.launched_count
         case LoadReserve():
             story.loads[operation.load] = operation.value_id
         case LoadCancel():
