@@ -7,12 +7,15 @@ from time import perf_counter_ns
 from typing import Any, Final, cast
 
 from kvd_client.device.cuda.driver import Driver
+from kvd_client.device.cuda.submission import HEADER_WORDS
 
 TIMED: Final = frozenset(
     {"is_reached", "record", "upload", "wait_event", "wait_word", "write_word"}
 )
 """Calls on the way of a submission, beside its launches."""
 LAUNCH: Final = "launch"
+DONE_ADDRESS_WORD: Final = 7
+"""Word of a submission's header that says where the lane is to be written, before its number."""
 CAPTURE_CHECK: Final = "capture_check"
 
 
@@ -97,9 +100,31 @@ class IdleDriver:
         """Return the address that it is at anyway."""
         return host_address
 
-    def launcher(self, _stream: Any, **_shape: Any) -> Callable[[int], None]:
-        """Return what launches nothing."""
-        return _launch_nothing
+    def launcher(
+        self, _stream: Any, *, moves: bool, inline: bool, arguments_address: int
+    ) -> Callable[[int], None]:
+        """Return what launches nothing.
+
+        Of submissions in staging memory it writes the lane, for whoever wants to use it again.
+        """
+        if moves or inline:
+            return _launch_nothing
+        pointer = ctypes.c_uint64.from_address(
+            ctypes.c_uint64.from_address(arguments_address).value
+        )
+
+        def write_lane(_block_count: int) -> None:
+            words = (ctypes.c_int64 * HEADER_WORDS).from_address(pointer.value)
+            if words[DONE_ADDRESS_WORD]:
+                ctypes.c_int64.from_address(words[DONE_ADDRESS_WORD]).value = words[
+                    DONE_ADDRESS_WORD + 1
+                ]
+
+        return write_lane
+
+    def upload(self, _stream: Any, address: int, host_address: int, size_bytes: int) -> None:
+        """Copy at once."""
+        ctypes.memmove(address, host_address, size_bytes)
 
     def capture_check(self, _stream: Any) -> Callable[[], bool]:
         """Return what says that no stream is captured."""

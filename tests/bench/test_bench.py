@@ -80,6 +80,13 @@ def test_apply_tells_the_drivers_part_from_pythons() -> None:
     assert all(part > 0 for part in parts)
 
 
+@pytest.mark.slow
+def test_long_steps_go_round_staging_memory_on_a_driver_that_does_nothing() -> None:
+    results = run("apply", "--device", "idle", "--page", "1", "--steps", "300")
+
+    assert results["idle_page1_apply_tight_p50"]["value"] > 0
+
+
 def test_apply_says_which_function_takes_how_much() -> None:
     arguments = ("--device", "idle", "--requests", "8", "--page", "64", "--steps", "5", "--profile")
     ran = CliRunner().invoke(cli, ["bench", "apply", *arguments])

@@ -7,7 +7,9 @@ import pytest
 
 from kvd.testing.small_rank import FULL, PLAN, outcome
 from kvd_client.device.apply import Applier, StepGuard, read_progress
+from kvd_client.device.assembly import WaitFor
 from kvd_client.device.columns import decode_columns
+from kvd_client.device.cuda.commands import CudaCommands
 from kvd_client.device.known_replies import known_reply
 from kvd_client.device.places import PlanPlaces
 from kvd_client.device.recipes import RECIPES_MAX, Recipes
@@ -108,8 +110,42 @@ def test_a_step_in_flight_is_waited_for(ranks: Ranks) -> None:
     end = ranks.stream.record()
     ranks.driver.holds_events = False
     ranks.cuda.note_step(NEWEST_STEP + 1, end)
-    reply = ranks.cuda.assemble_reply(1, [waits(NEWEST_STEP + 1), TAKEN])
-    assert len(reply.pieces) == 2
+
+    reply = ranks.cuda.assemble_reply(1, [outcome(), waits(NEWEST_STEP + 1), FREED, TAKEN])
+
+    wait, commands = reply.pieces
+    assert wait == WaitFor(end)
+    assert isinstance(commands, CudaCommands)
+    assert commands.sole is not None
+    assert len(ranks.cuda.assemble_reply(1, [waits(NEWEST_STEP + 1), TAKEN]).pieces) == 1
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_reads_of_launched_steps_come_first(ranks: Ranks, reached: bool) -> None:
+    ranks.driver.holds_events = not reached
+    reads_end, end = ranks.stream.record(), ranks.stream.record()
+    ranks.driver.holds_events = False
+    ranks.cuda.note_step(NEWEST_STEP + 1, end, barrier=reads_end)
+
+    pieces = ranks.cuda.assemble_reply(1, [FREED, TAKEN]).pieces
+
+    assert list(pieces[:-1]) == ([] if reached else [WaitFor(reads_end)])
+    commands = pieces[-1]
+    assert isinstance(commands, CudaCommands)
+    assert commands.sole is not None
+
+
+def test_a_wait_between_effects_is_for_all_of_them(ranks: Ranks) -> None:
+    ranks.driver.holds_events = True
+    ends = [ranks.stream.record(), ranks.stream.record()]
+    ranks.driver.holds_events = False
+    for number, end in enumerate(ends, NEWEST_STEP + 1):
+        ranks.cuda.note_step(number, end)
+    steps = [waits(NEWEST_STEP + 2), waits(NEWEST_STEP + 1)]
+
+    pieces = ranks.cuda.assemble_reply(1, [steps[0], FREED, steps[1], TAKEN]).pieces
+
+    assert list(pieces[:-1]) == [WaitFor(ends[1])]
 
 
 def test_a_guarded_reply_waits_where_the_guard_stands(ranks: Ranks) -> None:

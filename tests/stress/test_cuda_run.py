@@ -26,7 +26,8 @@ def play(shape: str, seed: int, operations_max: int, machine: Machine) -> Result
 
 
 @pytest.mark.parametrize(
-    ("shape", "seed"), [("state-window-full", 1), ("two-windows-full", 2), ("full", 3), ("window-full", 4)]
+    ("shape", "seed"),
+    [("state-window-full", 1), ("two-windows-full", 2), ("full", 3), ("window-full", 4)],
 )
 def test_a_program_runs_on_the_cuda_device(shape: str, seed: int) -> None:
     machine = fake_machine(seed)

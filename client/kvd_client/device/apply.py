@@ -39,9 +39,9 @@ from kvd_client.device.assembly import (
 from kvd_client.device.columns import Columns, decode_columns
 from kvd_client.device.copies import CopyWork, HostCopies, WaitForCopy
 from kvd_client.device.fences import FencePage
-from kvd_client.device.known_replies import known_reply
+from kvd_client.device.known_replies import TakesWaits, Waits, known_reply
 from kvd_client.device.places import PlanPlaces
-from kvd_client.device.port import Commands, Device, Event, Memory, Stream
+from kvd_client.device.port import Device, Event, Memory, Stream
 from kvd_client.device.recipes import Recipes
 from kvd_client.errors import ForkedError, PoisonedError, ReplyError
 from kvd_client.process import PROCESS
@@ -264,7 +264,7 @@ class Applier:
                 columns = decode_columns(outcomes)
             known = None if guard is not None else self._known(first_position, outcomes, columns)
             if known is not None:
-                return AssembledReply(first_position, len(outcomes), (known,), NO_LAUNCH_WORK)
+                return AssembledReply(first_position, len(outcomes), known, NO_LAUNCH_WORK)
             assembly = self._assemble(first_position, outcomes, columns, guard)
         except BaseException as error:
             self._poison_by_entries(first_position, error)
@@ -386,16 +386,15 @@ class Applier:
 
     def _known(
         self, first_position: int, outcomes: Sequence[Outcome], columns: Sequence[Columns]
-    ) -> Commands | None:
+    ) -> Sequence[Piece] | None:
         """Return all there is to enqueue of a reply of known shape; None for any other.
 
-        With something to wait for, work left to the next launch, or a first entry that is partly
-        done, it is assembled effect by effect.
+        With work left to the next launch, or a first entry that is partly done, it is assembled
+        effect by effect. All that it waits for comes first: steps that are launched end whatever
+        the allocator does, so nothing but time is lost by it.
         """
         if (
-            self._barrier is not None
-            or self._ends
-            or self._segment_start_index
+            self._segment_start_index
             or self._launch_work is not NO_LAUNCH_WORK
             or not self._device.takes_recipes
         ):
@@ -405,7 +404,7 @@ class Applier:
         )
         if found is None:
             return None
-        recipe, whole = found
+        recipe, whole, waited_step = found
         commands = self._device.commands(self._memory)
         if not commands.add_recipe(recipe, whole.lists, whole.first_list):
             return None
@@ -414,7 +413,14 @@ class Applier:
             offset_bytes=self._places.progress_offset_bytes,
             values=(first_position + len(outcomes) - 1, len(last) - 1 if last else 0),
         )
-        return commands
+        if self._barrier is None and not self._ends:
+            return (commands,)
+        waits = Waits()
+        if self._barrier is not None:
+            self._add_barrier(waits, self._barrier)
+        if waited_step:
+            self._add_step_wait(waits, waited_step)
+        return (*waits.pieces, commands)
 
     def _assemble(
         self,
@@ -441,7 +447,7 @@ class Applier:
         assembly.finish()
         return assembly
 
-    def _add_barrier(self, assembly: Assembly, barrier: Event) -> None:
+    def _add_barrier(self, assembly: TakesWaits, barrier: Event) -> None:
         """Have what is added next run behind the reads of the steps launched before it."""
         self._barrier = None
         if not barrier.reached:
@@ -449,7 +455,7 @@ class Applier:
         if barrier is self._ends.get(self._newest_step):
             self._note_waited(self._newest_step)
 
-    def _add_step_wait(self, assembly: Assembly, step: int) -> None:
+    def _add_step_wait(self, assembly: TakesWaits, step: int) -> None:
         """Have what is added next run behind the whole end of this rank's own step.
 
         Raises ReplyError for a step that was never launched here. A follower may have been led past
