@@ -28,7 +28,8 @@ def hunt_mutants(
     """Hunt faults, all of them where none is named, and print what notices them.
 
     What a table records is tried first, and is all that is tried with ``recorded_only``; otherwise
-    the table is written anew where all faults were hunted. The exit code is 1 if a fault was not
+    the table is written anew, with the rows of faults that were not hunted as they were. The exit
+    code is 1 if a fault was not
     noticed, or not as the table says.
     """
     recorded: Mapping[str, Recorded] = {}
@@ -37,8 +38,7 @@ def hunt_mutants(
             recorded = read_table(table)
         if recorded_only:
             return _compare(names or list(recorded), recorded, processes_count)
-        written = None if names else table
-        outcomes = _hunt(names or list(FAULTS), recorded, processes_count, operations_max, written)
+        outcomes = _hunt(names or list(FAULTS), recorded, processes_count, operations_max, table)
     except WorkloadError as error:
         click.echo(error.message, err=True)
         return EXIT_WRONG
@@ -61,13 +61,14 @@ def _hunt(
 
     began_s = time.monotonic()
     outcomes: list[Outcome] = []
+    kept = [row.as_caught() for name, row in recorded.items() if name not in names]
     for outcome in hunt(
         names, jobs=processes_count, attempts=attempts, operations_max=operations_max
     ):
         outcomes.append(outcome)
         click.echo(_line_of(outcome))
         if table is not None:
-            table.write_text(render(outcomes), encoding="utf-8")
+            table.write_text(render([*kept, *outcomes]), encoding="utf-8")
     noticed_count = sum(isinstance(outcome, Catch) for outcome in outcomes)
     click.echo(
         f"{len(outcomes)} faults, {noticed_count} noticed, in {time.monotonic() - began_s:.0f} s"

@@ -3,7 +3,7 @@
 from typing import Final
 
 from kvd.testing.mutants.cells import NOTHING_BLOCKED, NOTHING_PUMPED, NOTHING_VACATED
-from kvd.testing.mutants.fault import Fault, edited
+from kvd.testing.mutants.fault import Edit, Fault, edited
 
 _STEPS: Final = "kvd.alloc.forward_steps:ForwardSteps."
 _UNITS: Final = "kvd.alloc.band_units:BandUnits."
@@ -448,10 +448,14 @@ LEDGER_FAULTS: Final[tuple[Fault, ...]] = (
         "pages that a load is to fill are neither copied nor sent before",
         (_COPIES + "check_loaded", "if not load.submitted and", "if False and"),
     ),
-    edited(
+    Fault(
         "compaction-under-unknown",
         "nothing moves unasked while a step writes nobody knows what",
-        (_BAND + "compact", "if usage.has_unknown_writes or not", "if not"),
+        (
+            Edit(_BAND + "compact", "if usage.has_unknown_writes or not", "if not"),
+            Edit(_USAGE + "may_move", "not self.has_unknown_writes", "True"),
+        ),
+        beside="no unit may then move unasked",
     ),
     edited(
         "compaction-of-what-is-written",

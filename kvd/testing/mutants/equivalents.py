@@ -54,6 +54,13 @@ EQUIVALENTS: Final[tuple[Equivalent, ...]] = (
         "waits for no transfer keeps, and no unasked move takes it (`PageUsage.may_move`)",
     ),
     Equivalent(
+        "growth below the ground",
+        "the gap below a float is counted one unit too large where its ground lies off its grid",
+        "`_grown` prefers that gap only where it is larger than the one above, which holds the "
+        "growth, so that the true gap holds it too; where the float cannot grow up, `_bounds` has "
+        "made the room below it in bytes. It breaks a tie otherwise, alike on every machine",
+    ),
+    Equivalent(
         "double free",
         "names that are not bound, or named twice, are freed",
         "no operation names units to be freed: requests and values are ended by their own numbers, "

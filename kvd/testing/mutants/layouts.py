@@ -41,15 +41,6 @@ ALIGNMENT_FAULTS: Final[tuple[Fault, ...]] = (
         ),
     ),
     edited(
-        "growth-below-the-ground",
-        "a float grows down to its ground, in bytes",
-        (
-            _IN_PLACE + "_grown",
-            "gap_low = start - max(need.unit_index_min, -(-ground_bytes // need.unit_bytes))",
-            "gap_low = start - max(need.unit_index_min, ground_bytes // need.unit_bytes)",
-        ),
-    ),
-    edited(
         "end-a-unit-narrow",
         "an end holds what is live, promised and asked",
         (

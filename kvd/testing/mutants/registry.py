@@ -54,7 +54,11 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "fence-in-units-of-its-own fence-first-range-only waits-by-accident fenced-hole-first "
     "waits-behind-moves copy-wait growth-clears-fences use-kept-after-end",
     "loaded_and_given_up": "c2-h5 c3-h5 load-not-kept",
-    "loaded_over_what_moved": "c4-h1",
+    "loaded_over_what_moved": "c4-h1 c3-h5",
+    "moved_back_and_forth": "c3-h1 c2-h1 fence-in-units-of-its-own move-order-as-listed "
+    "move-order-reversed ends-flushed-last flush-by-accident steps-not-fenced fence-under-oldest "
+    "fence-ends-early growth-clears-fences move-keeps-the-old-place no-segments end-a-unit-narrow "
+    "segments-of-moves-only waits-behind-moves first-start-rounded-down last-end-rounded-up",
     "backed_up_under_forwards": "backup-waits-f r2-load",
     "load_given_up": "cancelled-load-keeps-names cancelled-load-keeps-units load-names-not-told "
     "load-where-it-was-named reservation-not-fixed reservation-freed-early",
@@ -63,7 +67,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "moved_under_forwards": "r1-forward r1-forward-unknown c2-h1 c3-h1 c4-h1 steps-not-fenced "
     "compaction-under-unknown compaction-of-what-is-written fence-under-oldest fence-ends-early "
     "move-order-as-listed move-order-reversed ends-flushed-last flush-by-accident "
-    "growth-below-the-ground no-epoch-of-fences unasked-moves-without-end first-start-rounded-down "
+    "no-epoch-of-fences unasked-moves-without-end first-start-rounded-down "
     "whole-end-barrier ends-forgotten-early write-set-a-page-short move-short-of-one "
     "end-ignores-what-is-fixed no-segments segments-of-moves-only ends-may-cross",
     "freed_under_forwards": "settle-the-oldest-key oldest-step-waited pending-settled-for-nothing "

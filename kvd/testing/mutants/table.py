@@ -21,6 +21,11 @@ class Recorded(NamedTuple):
     operations_count: int
     attempt: Attempt
 
+    def as_caught(self) -> Catch:
+        """Return the row as what came of a hunt."""
+        count = self.operations_count
+        return Catch(self.fault, self.check, count, self.attempt, count, "")
+
 
 def render(outcomes: Sequence[Outcome]) -> str:
     """Return the table as Markdown: every fault by group, then what counts as none."""

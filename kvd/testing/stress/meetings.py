@@ -223,6 +223,25 @@ def moved_under_forwards(random: Random) -> Iterator[AnyStep]:
     yield from later(random)
 
 
+def moved_back_and_forth(random: Random) -> Iterator[AnyStep]:
+    """Make room in one band after the other while one forward that writes little still reads."""
+    yield from fill(random)
+    yield Launch(count=ALL)
+    yield Record()
+    yield Free(pick_index=any_place(random), count=random.randrange(3))
+    yield Process(count=3)
+    yield Process(count=3)
+    yield Send()
+    yield Launch(pick_index=any_place(random), silent=random.randrange(2) == 0)
+    yield Record()
+    for _ in range(random.randint(2, 4)):
+        yield from squeeze(random)
+        if random.randrange(3) == 0:
+            yield Free(pick_index=any_place(random))
+    yield from take(random)
+    yield from later(random)
+
+
 def freed_under_forwards(random: Random) -> Iterator[AnyStep]:
     """End requests under several forwards in flight, and take again what they held."""
     yield from fill(random)
@@ -249,10 +268,11 @@ def sent_and_given_up(random: Random) -> Iterator[AnyStep]:
     if request:
         yield Process(count=3)
         yield Process(count=3)
-    yield Post(pick_index=pick, count=5, band=random.randrange(6), request=request)
+    units = random.choice((0, 1, 5))
+    yield Post(pick_index=pick, count=units, band=random.randrange(6), request=request)
     yield Send()
     yield Free(pick_index=pick) if request else Evict(pick_index=pick)
-    if random.randrange(2):
+    for _ in range(random.randrange(4)):
         yield from squeeze(random)
     yield from take(random)
     yield from take(random)
@@ -351,6 +371,7 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
     published_over_copies,
     moved_under_forwards,
     moved_under_forwards,
+    moved_back_and_forth,
     freed_under_forwards,
     sent_and_given_up,
     received_and_wanted,

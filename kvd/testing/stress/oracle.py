@@ -87,7 +87,6 @@ class Oracle:
 
     def before(self, operation: Operation, *, daring: bool = False) -> None:
         """Look at the engine as it is about to decide an operation; a daring one may be wrong."""
-        self.engine.settle()  # as the engine does first; what is decided does not depend on when
         self.judge.draw()
         watched = daring or self.judge.judges or isinstance(operation, REFUSED)
         self._state = state_of(self.engine) if watched else None
