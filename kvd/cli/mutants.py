@@ -29,8 +29,7 @@ def hunt_mutants(
 
     What a table records is tried first, and is all that is tried with ``recorded_only``; otherwise
     the table is written anew, with the rows of faults that were not hunted as they were. The exit
-    code is 1 if a fault was not
-    noticed, or not as the table says.
+    code is 1 if a fault was not noticed, or not as the table says.
     """
     recorded: Mapping[str, Recorded] = {}
     try:
