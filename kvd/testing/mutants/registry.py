@@ -60,7 +60,8 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "fence-ends-early growth-clears-fences move-keeps-the-old-place no-segments end-a-unit-narrow "
     "segments-of-moves-only waits-behind-moves first-start-rounded-down last-end-rounded-up",
     "backed_up_under_forwards": "backup-waits-f r2-load",
-    "load_given_up": "cancelled-load-keeps-names cancelled-load-keeps-units load-names-not-told "
+    "load_given_up": "load-names-backwards "
+    "cancelled-load-keeps-names cancelled-load-keeps-units load-names-not-told "
     "load-where-it-was-named reservation-not-fixed reservation-freed-early",
     "loaded_and_read": "r1-load r2-load load-waits-a",
     "published_over_copies": "c5-h4 c5-h5 c5-h6 publish-beside-transfers",
@@ -70,10 +71,12 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "no-epoch-of-fences unasked-moves-without-end first-start-rounded-down "
     "whole-end-barrier ends-forgotten-early write-set-a-page-short move-short-of-one "
     "end-ignores-what-is-fixed no-segments segments-of-moves-only ends-may-cross",
-    "freed_under_forwards": "settle-the-oldest-key oldest-step-waited pending-settled-for-nothing "
+    "freed_under_forwards": "pending-under-oldest no-epoch-at-settling "
+    "settle-the-oldest-key oldest-step-waited pending-settled-for-nothing "
     "pending-back-at-launch pending-key-lost pending-batch-half settle-without-wait settled-late "
     "end-without-overlap forwards-in-order",
-    "sent_and_given_up": "c2-h6 c2-h6-left c3-h6 c4-h6 vacated-back-with-the-first "
+    "sent_and_given_up": "transfers-are-room-at-once no-epoch-of-quarantine "
+    "c2-h6 c2-h6-left c3-h6 c4-h6 vacated-back-with-the-first "
     "blocked-bytes-entered no-epoch-of-uses no-epoch-of-fences network-width-left-out",
     "received_and_wanted": "r1-receive fixed-by-half no-move-epoch "
     "end-ignores-what-is-fixed received-slots-not-zeroed "
@@ -94,7 +97,9 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "slots_moved_before_a_launch": "clears-follow-moves clears-yield slots-cleared-twice "
     "received-slots-not-zeroed slots-never-pend",
     "sink_reset_between_forwards": "sink-beside-steps sink-not-zeroed",
-    "retracted_and_back": "promise-of-the-first-life retraction-without-credit "
+    "retracted_and_back": "no-names-epoch-at-end clip-one-token-generous clip-stops-early "
+    "fits-without-a-row "
+    "promise-of-the-first-life retraction-without-credit "
     "retraction-with-double-credit one-victim-too-many victims-from-the-end retraction-not-told "
     "refused-admission-retracts standing-set-outlives-retraction growth-left-out "
     "waiting-said-to-be-useless answers-without-ids first-takes-left-out refused-take-marks-uneven "
@@ -107,6 +112,38 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "progress-ahead no-redo redo-a-segment-late redo-of-confirmed-segments tables-not-cleared",
 }
 """Faults by the meeting in which they show most, which is tried before their group's profiles."""
+
+
+UNEVEN: Final = (
+    "two-windows-full-coprime",
+    "state-window-full-coprime",
+    "state-two-windows-full-page-16",
+    "state-window-full-page-1",
+    "state-three-windows-full",
+    "two-windows-full",
+)
+"""Shapes with units that sink or arena are no multiple of."""
+_FLOATS: Final = (
+    "state-two-windows-full",
+    "state-three-windows-full",
+    "two-windows-full",
+    "two-windows-full-coprime",
+    "state-two-windows-full-page-16",
+)
+"""Shapes with two floats and more."""
+_OF_UNEVEN: Final = (
+    "first-start-rounded-down last-end-rounded-up growth-past-the-ceiling sink-is-handed-out "
+    "last-unit-past-the-end fence-in-units-of-its-own"
+)
+_OF_FLOATS: Final = (
+    "c3-h1 move-order-as-listed move-order-reversed ends-flushed-last floats-ignore-those-above "
+    "moves-of-one-band-only moves-told-backwards"
+)
+SHAPES_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(_OF_UNEVEN.split(), UNEVEN),
+    **dict.fromkeys(_OF_FLOATS.split(), _FLOATS),
+}
+"""Shapes that are tried for a fault where it does not show on all."""
 
 
 def _profiles_of(name: str, group: Group) -> tuple[str, ...]:

@@ -40,15 +40,26 @@ class Order:
                 self._free_names[index] = deque(name for name in names if name not in bound)
         self._moved_count = 0
         self._own_entry = False
+        self._batch_ended = False
         self._holes: list[int] = []
         self._may_wait = False
 
     def note_own(self) -> None:
         """Take in that the daemon logged an entry of its own."""
         self._own_entry = True
+        self._batch_ended = False  # it may free more
 
     def before(self) -> None:
-        """Look at the engine before an operation is decided."""
+        """Look at the engine before an operation is decided; raises StressFailure."""
+        if self._batch_ended:
+            self._batch_ended = False
+            for band in self._chain.bands:
+                require(
+                    band.ordered_holes().size == band.hole_units,
+                    "choice",
+                    f"band {band.geometry.name} has freed units that are no ordered holes, and "
+                    "their batch has ended",
+                )
         self._holes = [band.hole_units for band in self._chain.bands]
         uses = self._oracle.units.accesses.uses
         self._may_wait = any(signal.kind is SignalKind.STEP for _, signal in uses)
@@ -57,6 +68,7 @@ class Order:
         """Look at what was decided; raises StressFailure."""
         if isinstance(operation, BatchEnd):
             self._own_entry = False
+            self._batch_ended = True
         elif isinstance(operation, Launch):
             require(
                 not self._own_entry, "gate", "the notice of a launch stands behind an own entry"
