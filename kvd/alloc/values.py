@@ -21,7 +21,7 @@ class Value:
     """The virtual ids that a value holds."""
 
     def __init__(
-        self, *, pages: Units, bound: dict[int, Units], slot: int, launched_count: int
+        self, *, pages: Units, bound: dict[int, Units], slot: int, written_step: int
     ) -> None:
         self.pages = pages
         """Pages in the order of the sequence; the owner has a unit for each."""
@@ -29,8 +29,9 @@ class Value:
         """Per window band: the pages that have a unit there, in the order of the sequence."""
         self.slot = slot
         """State slot; 0 for none."""
-        self.written_step = launched_count
-        """The newest step that was launched when the value came to be: it may have written it."""
+        self.written_step = written_step
+        """The newest step that may write it: launched before it came to be, or the launch that
+        clears its slot."""
         self.position = 0
         """Where in the log the value came to be."""
         self.spoiled = False
@@ -84,7 +85,7 @@ class ValueTable:
             others.numbers.highest,
             # Nothing that could write it is left, so it is sealed for good.
             {
-                number: Value(pages=it.pages, bound=it.bound, slot=it.slot, launched_count=0)
+                number: Value(pages=it.pages, bound=it.bound, slot=it.slot, written_step=0)
                 for number, it in kept
             },
             [

@@ -117,7 +117,7 @@ def _restore(engine: StageEngine, survivors: Survivors) -> None:
                 pages=_units(value.pages),
                 bound={index: _units(value.bound[index]) for index in windows},
                 slot=value.slot_index,
-                launched_count=0,
+                written_step=0,
             )
             for value in survivors.values
         },

@@ -241,6 +241,22 @@ def held_places(engine: StageEngine, request: int) -> list[int]:
 # ---- sealed values -------------------------------------------------------------------------------
 
 
+def engine_with_cleared_value() -> StageEngine:
+    """Return the engine as if a launch had cleared the slot of value 1 long ago."""
+    engine = engine_with_value()
+    engine.uses.values.get(1).written_step = 0
+    return engine
+
+
+def test_a_value_is_sealed_only_once_a_launch_has_cleared_its_slot() -> None:
+    engine = engine_with_value()
+    assert engine.uses.sealed_values(0) == ()
+    engine.decide(0, Launch(1, 0, WriteSet.REQUESTS, int64s([2])))
+    assert engine.uses.sealed_values(0) == ()
+    engine.decide(0, Processed(1))
+    assert engine.uses.sealed_values(0) == (1,)
+
+
 def test_a_value_is_sealed_where_its_insertion_and_its_last_step_have_passed_on_every_rank() -> (
     None
 ):
@@ -279,7 +295,7 @@ def test_a_value_is_sealed_where_its_insertion_and_its_last_step_have_passed_on_
 def test_a_value_is_not_sealed_while_something_of_it_is_open(
     opens: list[Operation], ends: list[Operation | Released]
 ) -> None:
-    engine = engine_with_value()
+    engine = engine_with_cleared_value()
     assert engine.uses.sealed_values(0) == (1,)
     for operation in opens:
         engine.decide(0, operation)
@@ -313,7 +329,7 @@ def test_a_value_is_never_sealed_once_its_load_failed_or_its_receive_went_astray
 
 
 def test_a_step_that_names_whom_it_writes_for_unseals_no_value() -> None:
-    engine = engine_with_value()
+    engine = engine_with_cleared_value()
     engine.decide(0, Launch(1, 0, WriteSet.REQUESTS, int64s([2])))
     assert engine.uses.sealed_values(0) == (1,)
     engine.decide(0, Insert(2, 2))
@@ -328,16 +344,17 @@ def test_an_aborted_step_may_have_written_any_value() -> None:
     rank = Rank(world, 0, storage=storage)
     rank.send(*VALUE)
     rank.send(Admit(int64s([2]), int32s([8]), int32s([8]), int32s([8])))
-    rank.send(Launch(1, 0, WriteSet.REQUESTS, int64s([2])))
+    rank.send(Launch(1, 0, WriteSet.REQUESTS, int64s([2])), Processed(1))
+    rank.send(Launch(2, 0, WriteSet.REQUESTS, int64s([2])))
     assert world.engine.uses.sealed_values(rank.position) == (1,)
-    world.fact(0, encode(StepAborted(1)))
+    world.fact(0, encode(StepAborted(2)))
     assert world.engine.uses.sealed_values(rank.position) == ()
-    rank.send(Processed(1))
+    rank.send(Processed(2))
     assert world.engine.uses.sealed_values(rank.position) == (1,)
 
 
 def test_a_read_by_a_peer_leaves_a_value_sealed() -> None:
-    engine = engine_with_value()
+    engine = engine_with_cleared_value()
     engine.decide(0, post(1, FULL, pages(engine, FULL)))
     assert engine.uses.sealed_values(0) == (1,)
     assert held(engine, 2, FULL)

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvd.engine.log import LogRecord
 from kvd.testing.stress.broken import require
+from kvd.testing.stress.contents import columns_of
 from kvd.testing.stress.model import Value
 from kvd_proto.codec import decode_entry, decode_fact, decode_operation, decode_own_entry
 from kvd_proto.operations import (
@@ -36,6 +37,7 @@ from kvd_proto.outcomes import (
     Pump,
     Refusal,
     Skipped,
+    WriteSlots,
 )
 
 Names = tuple[bytes, ...]
@@ -54,6 +56,8 @@ class _Story:
         """Positions of steps that were processed."""
         self.inserted: dict[int, tuple[int, int]] = {}
         """Per value: where it came to be, and how many steps were launched by then."""
+        self.clearing: dict[int, int] = {}
+        """By state slot: the step whose launch clears it, since it was handed out last."""
         self.loads: dict[int, int] = {}
         self.backups: dict[int, Names] = {}
         self.receives: dict[int, Names] = {}
@@ -84,7 +88,7 @@ def check_survivors(
     sealed = [
         number
         for number, value in values.items()
-        if _is_sealed(story, number, confirmed_position, waited)
+        if _is_sealed(story, value, confirmed_position, waited)
         and not _is_touched(story, number, value, state_index)
     ]
     require(
@@ -95,9 +99,12 @@ def check_survivors(
     )
 
 
-def _is_sealed(story: _Story, number: int, confirmed_position: int, waited: int) -> bool:
+def _is_sealed(story: _Story, value: Value, confirmed_position: int, waited: int) -> bool:
+    number = value.number
     position, launched = story.inserted.get(number, (0, 0))
     written_step = max(launched, story.unknown_step)
+    if position and value.slot:
+        written_step = max(written_step, story.clearing[value.slot])
     return number not in story.spoiled and position <= confirmed_position and written_step <= waited
 
 
@@ -130,6 +137,11 @@ def _tell(story: _Story, position: int, record: LogRecord) -> None:
 
 
 def _operate(story: _Story, position: int, record: LogRecord, outcome: Outcome) -> None:
+    columns = columns_of(outcome)
+    for effect in [effect for segment in outcome.segments for effect in segment]:
+        if isinstance(effect, WriteSlots):
+            handed_out = columns[effect.virtual].tolist()
+            story.clearing.update(dict.fromkeys(handed_out, story.launched_count + 1))
     operation = decode_operation(record.body)
     match operation:
         case Launch():

@@ -39,7 +39,10 @@ def _fits(scheduler: Scheduler, owner: Request | Value, *, sends: bool) -> bool:
         return False
     if not sends:
         return True
-    unknown_over = scheduler.model.unknown_step <= scheduler.processed_count
+    model = scheduler.model
+    if any(copy.loads and copy.value not in model.values for copy in model.copies.values()):
+        return False  # a load goes on whose value was given up: nobody knows whose units it has
+    unknown_over = model.unknown_step <= scheduler.processed_count
     return unknown_over and scheduler.may_be_told(owner)
 
 
