@@ -12,7 +12,7 @@ import numpy as np
 
 from kvd.engine.log import LogRecord
 from kvd.testing.stress.broken import require
-from kvd.testing.stress.contents import columns_of
+from kvd.testing.stress.contents import Indices, columns_of
 from kvd.testing.stress.model import Value
 from kvd_proto.codec import decode_entry, decode_fact, decode_operation, decode_own_entry
 from kvd_proto.operations import (
@@ -30,6 +30,7 @@ from kvd_proto.operations import (
 )
 from kvd_proto.outcomes import (
     FACT_PROGRAM,
+    NO_COLUMN,
     OWN_PROGRAM,
     Failed,
     NotRun,
@@ -37,6 +38,7 @@ from kvd_proto.outcomes import (
     Pump,
     Refusal,
     Skipped,
+    WriteMap,
     WriteSlots,
 )
 
@@ -142,6 +144,8 @@ def _operate(story: _Story, position: int, record: LogRecord, outcome: Outcome) 
         if isinstance(effect, WriteSlots):
             handed_out = columns[effect.virtual].tolist()
             story.clearing.update(dict.fromkeys(handed_out, story.launched_count + 1))
+        elif isinstance(effect, WriteMap) and effect.physical == NO_COLUMN:
+            _forget(story, effect.band, columns[effect.virtual])
     operation = decode_operation(record.body)
     match operation:
         case Launch():
@@ -164,6 +168,14 @@ def _operate(story: _Story, position: int, record: LogRecord, outcome: Outcome) 
             del story.receives[operation.transfer]
         case _:
             pass
+
+
+def _forget(story: _Story, band_index: int, unbound: Indices) -> None:
+    """Let receives that went astray have nothing of ids that were freed, and may be another's."""
+    for number, names in story.receives.items():
+        ids = np.frombuffer(names[band_index], dtype="<i8")
+        kept = ids[np.isin(ids, unbound, invert=True)].tobytes()
+        story.receives[number] = (*names[:band_index], kept, *names[band_index + 1 :])
 
 
 def _release(story: _Story, entry: Released) -> None:
