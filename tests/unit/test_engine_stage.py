@@ -200,8 +200,12 @@ WRONG_USE = [
     pytest.param(
         Standing(b"", int64s([7])), "request 7 is not", ErrorCode.UNKNOWN_REQUEST, id="remove"
     ),
-    pytest.param(Relief((1, 1)), r"has 2 counts, \[1, 1\]; 4 counts", ErrorCode.BAD_ARGUMENT, id="relief two"),
-    pytest.param(Relief(()), r"has 0 counts, \[\]; 4 counts", ErrorCode.BAD_ARGUMENT, id="relief nothing"),
+    pytest.param(
+        Relief((1, 1)), r"has 2 counts, \[1, 1\]; 4 counts", ErrorCode.BAD_ARGUMENT, id="relief two"
+    ),
+    pytest.param(
+        Relief(()), r"has 0 counts, \[\]; 4 counts", ErrorCode.BAD_ARGUMENT, id="relief nothing"
+    ),
     pytest.param(
         Relief((0, 0, -1, 0)), "counts of 0 or more", ErrorCode.BAD_ARGUMENT, id="relief minus"
     ),
