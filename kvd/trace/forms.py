@@ -136,17 +136,17 @@ def _value(name: str, value: object, kind: object) -> object:
             return tuple(_packed(item, dtype) for item in cast("list[object]", value))
         if kind is WriteSet:
             return WriteSet[str(value).upper()]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (FileError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise FileError(f"field {name} is {value!r:.80}: {error}") from error
     return tuple(cast("list[object]", value)) if isinstance(value, list) else value
 
 
 def _check_runs(runs: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError for runs that are no ids, or more than any message has."""
+    """Raise FileError for runs that are no ids, or more than any message has."""
     if any(count < 1 for _, count in runs):
-        raise ValueError("a run has at least one id")
+        raise FileError("a run has at least one id")
     if sum(count for _, count in runs) > _IDS_MAX:
-        raise ValueError(f"more than {_IDS_MAX} ids")
+        raise FileError(f"more than {_IDS_MAX} ids")
 
 
 def _packed(value: object, dtype: str) -> bytes:
@@ -159,7 +159,7 @@ def _packed(value: object, dtype: str) -> bytes:
     exact = np.array(numbers, dtype=np.int64)
     packed = exact.astype(dtype)
     for number in exact[packed != exact][:1]:
-        raise ValueError(f"{number} does not fit into {packed.dtype.itemsize * 8} bits")
+        raise FileError(f"{number} does not fit into {packed.dtype.itemsize * 8} bits")
     return packed.tobytes()
 
 
