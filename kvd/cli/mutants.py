@@ -33,8 +33,13 @@ def hunt_mutants(
     """
     recorded: Mapping[str, Recorded] = {}
     try:
-        if table is not None and (recorded_only or (table.exists() and not afresh)):
+        if recorded_only and table is None:
+            raise WorkloadError("--recorded needs a --table that records something")
+        if table is not None and (recorded_only or table.exists()):
+            # Also where nothing of it is tried first: what is no table is not written over.
             recorded = read_table(table)
+        if afresh and not recorded_only:
+            recorded = {}
         if recorded_only:
             return _compare(names or list(recorded), recorded, processes_count)
         outcomes = _hunt(names or list(FAULTS), recorded, processes_count, operations_max, table)

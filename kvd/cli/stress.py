@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Final
 
 import click
+import msgspec
 
 from kvd.cli.mutants import hunt_mutants
+from kvd.errors import FileError
 from kvd.testing.mutants.hunt import OPERATIONS_MAX as FAULT_OPERATIONS_COUNT
 from kvd.testing.stress.as_test import as_test
 from kvd.testing.stress.coverage import lines_of
@@ -174,12 +176,13 @@ def stress(  # one parameter per option is how click works
     failed = _sweep(
         jobs, processes_count=processes_count, quiet=quiet, shows_coverage=shows_coverage
     )
+    # First of all, because making one smaller takes minutes, in which it may be interrupted.
+    for report in failed:
+        _write(out_path, f"{report.shape}-{report.seed_index}.json", report.program_json)
     for report in failed[:1]:
         # What streams and processes did cannot be had again, and so not be made smaller.
         runs_max = shrink_runs_max if backend == Backend.MODELLED else 0
         _show(decode_program(report.program_json), report.check, runs_max)
-    for report in failed:
-        _write(out_path, f"{report.shape}-{report.seed_index}.json", report.program_json)
     sys.exit(EXIT_FOUND if failed else 0)
 
 
@@ -229,7 +232,14 @@ def _tell(
 
 def _replay(path: Path, shrink_runs_max: int, out_path: Path | None) -> int:
     """Play a program from a file; return the exit code."""
-    program = decode_program(path.read_bytes())
+    try:
+        program = decode_program(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} is no program of kvd stress: {error}") from error
+    if program.shape not in SHAPES:
+        raise FileError(f"{path} has shape {program.shape!r}; there are {', '.join(SHAPES)}")
     result = run(program)
     click.echo(f"{result.operations_count} operations {result.digest[:16]}")
     if result.failure is None:
@@ -257,5 +267,8 @@ def _show(program: Program, check: str, runs_max: int) -> Program:
 
 def _write(folder: Path | None, name: str, content: bytes) -> None:
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        except OSError as error:
+            raise FileError(f"--out {folder} cannot be written: {error.strerror}") from error

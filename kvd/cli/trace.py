@@ -187,8 +187,15 @@ compare_.help = f"{compare_.help}\n\n{ADAPTERS}\n\nExits with 1 if anything is d
 
 @trace.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--from", "first_position", type=int, default=0, metavar="N", help="First position.")
-@click.option("--to", "last_position", type=int, metavar="N", help="Last position.")
+@click.option(
+    "--from",
+    "first_position",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="First position.",
+)
+@click.option("--to", "last_position", type=click.IntRange(0), metavar="N", help="Last position.")
 def show(path: Path, first_position: int, last_position: int | None) -> None:
     """Print a trace in words: what was asked, what was answered, where the stage stood."""
     last: AnyRecord | None = None

@@ -55,7 +55,10 @@ def maker_of(name: str) -> AdapterMaker:
         tree_adapter(tree, environment=environment).close()
         return partial(tree_adapter, tree, environment=environment)
     if name.startswith("run:"):
-        command = shlex.split(name.removeprefix("run:"))
+        try:
+            command = shlex.split(name.removeprefix("run:"))
+        except ValueError as error:
+            raise SettingError(f"{name!r} is no command: {error}") from None
         if not command:
             raise SettingError(f"{name!r} names no command")
         return partial(ProcessAdapter, command, name=name, environment=environment)

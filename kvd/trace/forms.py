@@ -39,6 +39,8 @@ Runs: TypeAlias = list[list[int]]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _COUNTS: Final = "<i4"
+_IDS_MAX: Final = 1 << 26
+"""More than a message holds; a slip of the pen in a file is told before it fills the memory."""
 _TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (*OPERATION_TYPES, *FACT_TYPES, *OWN_ENTRY_TYPES)
@@ -134,9 +136,17 @@ def _value(name: str, value: object, kind: object) -> object:
             return tuple(_packed(item, dtype) for item in cast("list[object]", value))
         if kind is WriteSet:
             return WriteSet[str(value).upper()]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (FileError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise FileError(f"field {name} is {value!r:.80}: {error}") from error
     return tuple(cast("list[object]", value)) if isinstance(value, list) else value
+
+
+def _check_runs(runs: Sequence[Sequence[int]]) -> None:
+    """Raise FileError for runs that are no ids, or more than any message has."""
+    if any(count < 1 for _, count in runs):
+        raise FileError("a run has at least one id")
+    if sum(count for _, count in runs) > _IDS_MAX:
+        raise FileError(f"more than {_IDS_MAX} ids")
 
 
 def _packed(value: object, dtype: str) -> bytes:
@@ -144,8 +154,13 @@ def _packed(value: object, dtype: str) -> bytes:
         return bytes.fromhex(str(cast("Form", value)["hex"]))
     numbers = cast("list[Any]", value)
     if dtype != _COUNTS:
+        _check_runs(numbers)
         numbers = ids_of(numbers)
-    return np.array(numbers, dtype=np.int64).astype(dtype).tobytes()
+    exact = np.array(numbers, dtype=np.int64)
+    packed = exact.astype(dtype)
+    for number in exact[packed != exact][:1]:
+        raise FileError(f"{number} does not fit into {packed.dtype.itemsize * 8} bits")
+    return packed.tobytes()
 
 
 # ---- outcomes ---------------------------------------------------------------------------------

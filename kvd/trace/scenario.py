@@ -166,6 +166,9 @@ def read_scenario(path: Path) -> Scenario:
         raise FileError(
             f"{path} has format {scenario.format!r}; this build reads {SCENARIO_FORMAT}"
         )
+    if not scenario.configurations or not scenario.steps:
+        lacks = "steps" if scenario.configurations else "configurations"
+        raise FileError(f"{path} has no {lacks}, so it says nothing")
     for number, step in enumerate(scenario.steps, 1):
         kinds = [step.op, step.batch or None, step.fact, step.fits, step.bands or None]
         if sum(kind is not None for kind in kinds) != 1:

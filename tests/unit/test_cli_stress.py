@@ -52,3 +52,71 @@ def test_an_unknown_shape_is_refused() -> None:
 
     assert result.exit_code != 0
     assert "round" in result.output
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\x00", b"", b"{}", b"[1]", b'{"shape": "round", "seed_index": 1}']
+)
+def test_a_file_that_is_no_program_is_one_error(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+
+    result = CliRunner().invoke(cli, ["stress", "--program", str(path)])
+
+    assert result.exit_code != 0
+    assert result.output.startswith(f"error: {path} ")
+
+
+def test_a_folder_is_no_program(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["stress", "--program", str(tmp_path)])
+
+    assert result.output == f"error: {tmp_path} cannot be read: Is a directory\n"
+
+
+def test_an_interrupt_while_a_program_is_made_small_leaves_it_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ChainAllocator, "fits", _fail)
+    monkeypatch.setattr("kvd.cli.stress.shrink", interrupted)
+    CliRunner().invoke(
+        cli, ["stress", "--seeds", "1", "--ops", "8", "--shape", "full", "--out", str(tmp_path)]
+    )
+
+    assert [path.name for path in tmp_path.iterdir()] == ["full-0.json"]
+
+
+def test_a_program_that_cannot_be_written_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChainAllocator, "fits", _fail)
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(
+        cli, ["stress", "--seeds", "1", "--ops", "8", "--out", str(tmp_path / "file" / "x")]
+    )
+
+    assert f"error: --out {tmp_path}/file/x cannot be written: Not a directory" in result.output
+
+
+@pytest.mark.parametrize("options", [[], ["--afresh"], ["--recorded"]])
+@pytest.mark.parametrize("content", [b"\xff\x00", b"# My notes\n"])
+def test_what_is_no_table_of_faults_is_refused_and_kept(
+    content: bytes, options: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "notes.md"
+    path.write_bytes(content)
+
+    result = CliRunner().invoke(cli, ["stress", "--mutants", "--table", str(path), *options])
+
+    assert result.exit_code != 0
+    assert f"{path} is no table of planted faults" in result.output
+    assert path.read_bytes() == content
+
+
+def test_recorded_runs_need_a_table() -> None:
+    result = CliRunner().invoke(cli, ["stress", "--mutants", "--recorded"])
+
+    assert result.exit_code != 0
+    assert "--recorded needs a --table" in result.output

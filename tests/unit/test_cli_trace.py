@@ -161,3 +161,13 @@ def test_a_mistake_is_one_line_that_names_it(
 
 def test_a_record_is_a_line() -> None:
     assert encode_record(records(traced())[0]).count(b"\n") == 1
+
+
+def test_a_command_that_cannot_be_split_is_one_error(path: Path) -> None:
+    done = run("replay", path, "--with", "run:'open")
+    assert done.exit_code != 0
+    assert done.output == 'error: "run:\'open" is no command: No closing quotation\n'
+
+
+def test_positions_to_show_are_not_negative(path: Path) -> None:
+    assert run("show", path, "--from", "-5").exit_code != 0

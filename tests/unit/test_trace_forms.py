@@ -103,3 +103,18 @@ def test_how_much_is_short_is_no_part_of_what_two_allocators_agree_on() -> None:
     assert logical({"answer": "admitted", "refusals": [refusal]})["refusals"] == [
         {"request": 3, "reason": "NO_BYTES"}
     ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wrong"),
+    [
+        ("prompt_tokens", [(1 << 32) + 8], "4294967304 does not fit into 32 bits"),
+        ("requests", [[1, 900_000_000]], "more than 67108864 ids"),
+        ("requests", [[1, -3]], "a run has at least one id"),
+    ],
+)
+def test_a_number_that_does_not_fit_is_named_and_not_wrapped(
+    field: str, value: object, wrong: str
+) -> None:
+    with pytest.raises(FileError, match=wrong):
+        message_of("admit", {field: value})

@@ -232,3 +232,13 @@ def test_a_configuration_that_makes_no_stage_is_one_error(
     with pytest.raises(FileError) as raised:
         played(write(tmp_path, {"op": ADMIT}, stage=STAGE | changes))
     assert said in raised.value.message
+
+
+@pytest.mark.parametrize("lacking", ["steps", "configurations"])
+def test_a_scenario_that_says_nothing_is_refused(lacking: str, tmp_path: Path) -> None:
+    path = write(tmp_path, {"op": ADMIT})
+    form = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**form, lacking: []}))
+
+    with pytest.raises(FileError, match=f"has no {lacking}"):
+        read_scenario(path)

@@ -9,6 +9,7 @@ from kvd.testing.mutants.equivalents import EQUIVALENTS
 from kvd.testing.mutants.hunt import OPERATIONS_MAX, Attempt, Catch, Outcome, Survival
 from kvd.testing.mutants.registry import FAULTS, GROUPS
 
+TITLE: Final = "# Planted faults"
 HEAD: Final = "| fault | rule that it breaks | noticed by | operations | shape, seed, profile |"
 _RULE: Final = "| --- | --- | --- | --- | --- |"
 
@@ -32,7 +33,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
     by_fault = {outcome.fault: outcome for outcome in outcomes}
     caught = [one for one in outcomes if isinstance(one, Catch)]
     lines = [
-        "# Planted faults",
+        TITLE,
         "",
         "`make stress-mutants` writes this table. Each fault is one rule of kvd left out or got",
         "wrong (`kvd/testing/mutants`), mostly by an edit of one line, and planted in a process of",
@@ -70,8 +71,17 @@ def read_table(path: Path) -> Mapping[str, Recorded]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise WorkloadError(f"the table {path} cannot be read: {error}") from None
-    return {row.fault: row for row in _rows(lines)}
+        raise WorkloadError(f"the table {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise WorkloadError(f"{path} is no table of planted faults") from None
+    if lines and lines[0] != TITLE:
+        raise WorkloadError(
+            f"{path} is no table of planted faults; it begins with {lines[0]!r:.80}"
+        )
+    try:
+        return {row.fault: row for row in _rows(lines)}
+    except ValueError as error:
+        raise WorkloadError(f"the table {path} has a row that cannot be read: {error}") from None
 
 
 def _rows(lines: Sequence[str]) -> Iterator[Recorded]:
