@@ -107,5 +107,6 @@ def test_a_survivor_that_lies_elsewhere_is_another_start() -> None:
     *others, full = start.survivors.physical
     moved = msgspec.structs.replace(start.survivors, physical=(*others, tuple(reversed(full))))
     world = again(msgspec.structs.replace(start, survivors=moved))
-    batch = {"rank": 0, "program": 0, "index": 0, "body": body_of([])}
-    assert world.batch(**batch) != again(start).batch(**batch)
+    empty = body_of([])
+    moved_reply = world.batch(rank=0, program=0, index=0, body=empty)
+    assert moved_reply != again(start).batch(rank=0, program=0, index=0, body=empty)
