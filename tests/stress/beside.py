@@ -55,6 +55,8 @@ class Beside:
         self.oracle.before(operation)
         outcome = self.engine.decide(0, operation)
         self.oracle.after(0, operation, outcome)
+        if isinstance(operation, BatchEnd):
+            self.engine.settle()  # as the daemon does behind a batch's reply
         return outcome
 
     def misuse(self, operation: Operation) -> None:
