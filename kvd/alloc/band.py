@@ -215,8 +215,10 @@ class Band(BandUnits):
         self.merge_freed()
         if not usage.is_clear and self._some_hole_is_used():
             return None
+        # What pends, or a transfer holds back, keeps its place: only holes take units in.
+        packed_units = self.end_index - self.start_index - self.hole_units
         if self._down:
-            packed = self.end_index - self.live_units
+            packed = self.end_index - packed_units
             stretch = self._owner_of[self.start_index : packed]
             stay = self._staying(stretch, self.start_index)
             first_stay = int(stay[0]) if stay.size else stretch.size
@@ -225,7 +227,7 @@ class Band(BandUnits):
             if beyond.size > units_max:
                 target = self.start_index + int(beyond[units_max - 1]) + 1
             return self.rearrange((target, self.end_index))
-        packed = self.start_index + self.live_units
+        packed = self.start_index + packed_units
         stretch = self._owner_of[packed : self.end_index]
         stay = self._staying(stretch, packed)
         last_stay = int(stay[-1]) + 1 if stay.size else 0

@@ -189,6 +189,10 @@ class BandUnits:
         """Return a copy of the physical units of all virtual ids, id 0 included; for checks."""
         return self._physical_of.copy()
 
+    def unit_states(self) -> Units:
+        """Return a copy of what every unit is, unit 0 included; for checks."""
+        return self._owner_of.copy()
+
     def release(self, virtual: Units) -> None:
         """Unbind ids at once; their units pend under the newest step in flight, or become holes.
 

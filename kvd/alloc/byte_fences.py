@@ -176,6 +176,10 @@ class ByteFences:
             for key, (starts, ends) in sorted(self._fences.items())
         )
 
+    def ranges(self) -> dict[tuple[Hazard, Signal], tuple[Interval, ...]]:
+        """Return the byte ranges of every hazard and signal, ascending; for checks."""
+        return {key: _intervals([ranges]) for key, ranges in self._fences.items()}
+
     def check(self) -> None:
         """Check every invariant of the fences.
 

@@ -261,7 +261,7 @@ class ChainAllocator:
 
         The caller has a promise for it, or a yes of `fits`. What has to be copied comes back in
         order, behind what `order.take_waits` names; a shortage says that only transfers in flight
-        are in the way. Either way freed units are merged first, which changes no answer.
+        are in the way, and then nothing is changed.
 
         Holes are used first, then the oldest pending batches, then growth. Only a layout that moves
         something has every batch settled, because what pends lies where it wants to draw back.
@@ -271,6 +271,8 @@ class ChainAllocator:
                 break
         else:
             return []
+        if not self.has_room_now(wanted_units):
+            return self._shortage(wanted_units)
         self.settle_freed()
         snapshot = self.snapshot()
         layout = plan(snapshot, self._generous(wanted_units), Step.NO_MOVE, Tier.STREAM)

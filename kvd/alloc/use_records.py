@@ -208,6 +208,15 @@ class UseRecords:
             *(UseRecord(*key, units.size) for key, units in self._uses.items()),
         )
 
+    def open_units(self) -> dict[tuple[UseKind, Signal], Units | None]:
+        """Return the units of every record, ascending; None: any that is live. For checks."""
+        uses: dict[tuple[UseKind, Signal], Units | None] = {
+            (UseKind.FORWARD_WRITE, step_signal(step)): units
+            for step, units in self._writes.items()
+        }
+        uses.update(self._uses)
+        return uses
+
     def check(self, span: Span) -> None:
         """Check every invariant of the records.
 

@@ -1,12 +1,14 @@
 """A daemon without a process: the real engine of one stage behind a function."""
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Final
+from typing import Final, NewType
 
 from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage
 from kvd.engine.incarnation import Incarnation
+from kvd.engine.legacy import Legacy
 from kvd_client.device.descriptors import create_memory
 from kvd_client.device.fences import PAGE_BYTES, create_fence_page
 from kvd_client.mock import Answer, MockTransport
@@ -17,6 +19,10 @@ from kvd_proto.control import Ack, Books, ErrorReply, Header, MessageKind, Welco
 from kvd_proto.errors import KvdError
 from kvd_proto.version import PROTOCOL_VERSION
 
+IncarnationNumber = NewType("IncarnationNumber", int)
+"""Counts the incarnations of a stage, from 1."""
+
+FIRST: Final = IncarnationNumber(1)
 EPOCH: Final = 7
 TOKEN_START: Final = 100
 """The session token of rank 0; every rank has its own."""
@@ -36,19 +42,30 @@ class InProcessDaemon:
         idle_moves_max: int = 0,
         batch_moves_max: int = 0,
         told_level: CheckLevel | None = None,
+        number: IncarnationNumber = FIRST,
+        legacy: Legacy | None = None,
+        redo: Sequence[bytes] = (),
+        decides: type[Incarnation] = Incarnation,
     ) -> None:
-        """Start an incarnation; ``told_level`` is what ranks are told instead of ``level``."""
+        """Start an incarnation; ``told_level`` is what ranks are told instead of ``level``.
+
+        A later one than the first goes on from a ``legacy``; ``redo`` says per rank what its memory
+        lacks of the log before, and is empty where nothing survived. ``decides`` is what decides.
+        """
         self.told_level = level if told_level is None else told_level
         self.storage = storage
-        self.incarnation = Incarnation(
+        self._redo = redo
+        self._start_position = 0 if legacy is None else legacy.end_position
+        self.incarnation = decides(
             storage,
-            number=1,
+            number=number,
             ranks=tuple(range(ranks)),
             level=level,
             ring_entries_max=LOG_ENTRIES_MAX,
             lag_entries_max=LOG_ENTRIES_MAX,
             idle_moves_max=idle_moves_max,
             batch_moves_max=batch_moves_max,
+            legacy=legacy,
         )
         self.asked_index = 0
         """Index of the message that came last, which an answer repeats."""
@@ -113,7 +130,9 @@ class InProcessDaemon:
             heartbeat_ms=1_000,
             frame_bytes_max=FRAME_BYTES_MAX,
             next_index=0,
-            position=0,
+            position=self._start_position,
+            redo=self._redo[rank] if self._redo else b"",
+            values=tuple(self.incarnation.engine.requests.values.of_number),
             asked_bytes=plan.total_bytes,
             granted_bytes=plan.total_bytes,
             minimum_rank=0,
@@ -145,6 +164,18 @@ class RankMemories:
     def _kept(self, descriptor: int) -> int:
         self._stack.callback(os.close, descriptor)
         return descriptor
+
+    def fill(self, rank: int, content: bytes) -> None:
+        """Store bytes at the beginning of a rank's arena."""
+        os.pwrite(self._arenas[rank], content, 0)
+
+    def content(self, rank: int, start_bytes: int, end_bytes: int) -> bytes:
+        """Return bytes of a rank's arena as whoever comes after it finds them."""
+        return os.pread(self._arenas[rank], end_bytes - start_bytes, start_bytes)
+
+    def renew_fences(self) -> None:
+        """Have fresh fence pages: one never outlives its incarnation, as arenas do."""
+        self._pages = [self._kept(create_fence_page(f"fence-{i}")) for i in range(len(self._pages))]
 
 
 class InProcessTransport(MockTransport):

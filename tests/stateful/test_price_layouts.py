@@ -10,7 +10,8 @@ from kvd.price.plans import feasible, first_plan, plan
 from kvd.price.refusal import why_not
 from kvd.price.search import Units, fits_empty
 from kvd.price.snapshot import ChainSnapshot, Tier, chain_snapshot, reclaimed
-from tests.stateful.price_model import LIVE, ByteArena, Case, any_layout, any_plan, draw_case
+from kvd.testing.stress.layouts import any_layout, any_plan, in_grains
+from tests.stateful.price_model import LIVE, ByteArena, Case, draw_case
 
 BATCHES = 20
 CASES_PER_BATCH = 250
@@ -26,6 +27,7 @@ def _check(case: Case) -> Layout | None:
     snapshot, demand = case.snapshot(), case.demand_units
     fits = feasible(snapshot, demand)
     assert fits == any_layout(snapshot, demand, Tier.TRANSFERS)
+    assert fits == any_layout(in_grains(snapshot), demand, Tier.TRANSFERS)
     layouts = {effort: plan(snapshot, demand, *effort) for effort in EFFORTS}
     distinct: dict[object, Layout] = {}
     for (step, tier), layout in layouts.items():

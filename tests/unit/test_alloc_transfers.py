@@ -314,7 +314,6 @@ def test_a_relief_that_needs_sent_units_to_move_names_the_transfers_and_changes_
     while True:
         count += 4
         demand = (0, 0, 0, count)
-        chain.settle_freed()
         before = _books(engine)
         outcome = engine.decide(0, Relief(demand))
         if outcome.result != Done():

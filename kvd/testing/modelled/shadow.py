@@ -18,6 +18,8 @@ from kvd.testing.modelled.clock import ActionNumber, Clock, StreamIndex
 from kvd_client.errors import DeviceError
 
 _Cells = npt.NDArray[np.int64]
+_LINES_MIN: Final = 8
+"""Streams that there is room for at first."""
 _RUNS_NAMED_MAX: Final = 4
 """Runs of bytes that a finding lists; the others are counted."""
 
@@ -87,11 +89,13 @@ class Shadow:
             start_bytes = end_bytes
         self._size_bytes = size_bytes
         self._cell_count = cell_index
-        # One line per stream that ever came here, in the order in which they came.
-        self._streams = np.zeros(0, dtype=np.int64)
-        self._newest = np.zeros(0, dtype=np.int64)
-        self._read = np.zeros((0, cell_index), dtype=np.int32)
-        self._written = np.zeros((0, cell_index), dtype=np.int32)
+        # One line per stream that ever came here, in the order in which they came. There is room
+        # for more lines than that, so that a new stream hardly ever copies what is there.
+        self._line_of: dict[int, int] = {}
+        self._streams = np.zeros(_LINES_MIN, dtype=np.int64)
+        self._newest = np.zeros(_LINES_MIN, dtype=np.int64)
+        self._read = np.zeros((_LINES_MIN, cell_index), dtype=np.int32)
+        self._written = np.zeros((_LINES_MIN, cell_index), dtype=np.int32)
 
     def extent(self, starts: npt.ArrayLike, length_bytes: int) -> Extent:
         """Return ranges of this memory."""
@@ -124,12 +128,15 @@ class Shadow:
     def _conflict(
         self, newest: npt.NDArray[np.int32], cells: _Cells, clock: Clock, *, wrote: bool
     ) -> Conflict | None:
-        known = clock[self._streams]
-        # Mostly the clock covers all that a stream ever did here: no need to look at its cells.
-        lines = (self._newest > known).nonzero()[0]
-        if not len(lines) or not len(cells):
+        if not len(cells):
             return None
-        unknown = (newest[lines][:, cells] > known[lines, None]).nonzero()
+        count = len(self._line_of)
+        known = clock[self._streams[:count]]
+        # Mostly the clock covers all that a stream ever did here: no need to look at its cells.
+        lines = (self._newest[:count] > known).nonzero()[0]
+        if not len(lines):
+            return None
+        unknown = (newest[lines[:, None], cells] > known[lines, None]).nonzero()
         if not len(unknown[0]):
             return None
         line = int(lines[unknown[0][0]])
@@ -140,15 +147,17 @@ class Shadow:
         )
 
     def _line(self, stream: StreamIndex) -> int:
-        found = (self._streams == stream).nonzero()[0]
-        if len(found):
-            return int(found[0])
-        self._streams = np.append(self._streams, stream)
-        self._newest = np.append(self._newest, 0)
-        blank = np.zeros((1, self._cell_count), dtype=np.int32)
-        self._read = np.concatenate((self._read, blank))
-        self._written = np.concatenate((self._written, blank))
-        return len(self._streams) - 1
+        line = self._line_of.get(stream)
+        if line is not None:
+            return line
+        line = self._line_of[stream] = len(self._line_of)
+        if line == self._streams.size:
+            self._streams = np.concatenate((self._streams, np.zeros_like(self._streams)))
+            self._newest = np.concatenate((self._newest, np.zeros_like(self._newest)))
+            self._read = np.concatenate((self._read, np.zeros_like(self._read)))
+            self._written = np.concatenate((self._written, np.zeros_like(self._written)))
+        self._streams[line] = stream
+        return line
 
     def _cells(self, extent: Extent) -> _Cells:
         """Return the cells of ranges; raises DeviceError for bytes that are not there."""

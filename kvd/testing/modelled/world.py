@@ -206,11 +206,14 @@ class World:
 
     def _settle(self) -> None:
         """Pass every event and wait that can be passed: one event may release several queues."""
-        passed = -1
-        while passed != (left := sum(len(queue.items) for queue in self._queues)):
-            passed = left
-            for queue in self._queues:
+        waiting = [queue for queue in self._queues if queue.items]
+        passed = True
+        while passed:
+            passed = False
+            for queue in waiting:
+                before = len(queue.items)
                 queue.settle()
+                passed = passed or len(queue.items) != before
 
     def _run_one(self, queues: Sequence[Queue]) -> bool:
         heads = [(queue, head) for queue in queues if (head := queue.head) is not None]

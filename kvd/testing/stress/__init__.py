@@ -1,0 +1,1 @@
+"""The page-safety stress harness: programs drawn from a seed, played against the real engine."""

@@ -1,0 +1,207 @@
+"""One incarnation of a stress run: an engine that is watched, and all ranks attached to it."""
+
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvd.alloc.checks import CheckLevel
+from kvd.engine.incarnation import Incarnation
+from kvd.engine.legacy import Legacy
+from kvd.errors import OperationError
+from kvd.testing.in_process import (
+    IncarnationNumber,
+    InProcessDaemon,
+    InProcessTransport,
+    RankMemories,
+)
+from kvd.testing.modelled.device import ModelledDevice
+from kvd.testing.modelled.ranks import DEADLINE_MS, GROUP
+from kvd.testing.modelled.world import World
+from kvd.testing.stress.contents import WORD_BYTES
+from kvd.testing.stress.hand import Hand, PlanForward, mode_of
+from kvd.testing.stress.program import Program
+from kvd.testing.stress.ranks import StressRank
+from kvd.testing.stress.scheduler import POOL_PLACES_COUNT
+from kvd.testing.stress.shapes import StressStage
+from kvd_client import attach
+from kvd_proto.codec import decode_own_entry
+from kvd_proto.operations import AnyFact, AnyOwnEntry, Operation, RankFailed, StepAborted
+from kvd_proto.outcomes import OWN_PROGRAM, Outcome
+
+POISON = 0xAB
+"""Fills memory that nothing was written to."""
+IDLE_MOVES_MAX = 6
+BATCH_MOVES_MAX = 3
+
+
+class Watcher(Protocol):
+    """Is told of everything that is decided, once."""
+
+    def before(self, operation: Operation) -> None:
+        """See an operation that is about to be decided."""
+        ...
+
+    def wrong(self, operation: Operation, error: OperationError) -> None:
+        """See one that was wrong use."""
+        ...
+
+    def after(self, operation: Operation, outcome: Outcome) -> None:
+        """See what was decided."""
+        ...
+
+    def own(self, entry: AnyOwnEntry, outcome: Outcome) -> None:
+        """See an entry of the daemon's own."""
+        ...
+
+    def aborted(self, step: int) -> None:
+        """See a rank's word, which is news, that it left a launch."""
+        ...
+
+
+class WatchedIncarnation(Incarnation):
+    """An incarnation whose decisions somebody sees as they are made."""
+
+    watcher: Watcher | None = None
+    broken: Exception | None = None
+    """What the engine raised that is no answer; whoever asked hears of it in other words."""
+
+    def _decide(self, program: int, operation: Operation) -> Outcome:
+        watcher = self.watcher
+        if watcher is None:
+            return super()._decide(program, operation)
+        watcher.before(operation)
+        try:
+            outcome = super()._decide(program, operation)
+        except OperationError as error:
+            watcher.wrong(operation, error)
+            raise
+        except Exception as error:  # rim: the run reports it as a finding about the engine
+            self.broken = error
+            raise
+        watcher.after(operation, outcome)
+        return outcome
+
+    def _append(self, program: int, index: int, body: bytes, outcome: Outcome) -> None:
+        super()._append(program, index, body, outcome)
+        if self.watcher is not None and program == OWN_PROGRAM:
+            self.watcher.own(decode_own_entry(body), outcome)
+
+    def _is_news(self, rank: int, fact: AnyFact, body: bytes) -> bool:
+        news = super()._is_news(rank, fact, body)
+        if news and self.watcher is not None and isinstance(fact, StepAborted):
+            self.watcher.aborted(fact.step)
+        return news
+
+    def settle(self) -> None:
+        """Do what the newest batch left for after its reply."""
+        try:
+            super().settle()
+        except Exception as error:  # rim: the run reports it as a finding about the engine
+            self.broken = error
+            raise
+
+    def fact(self, rank: int, body: bytes) -> RankFailed | None:
+        """Log one rank's statement once."""
+        try:
+            return super().fact(rank, body)
+        except Exception as error:  # rim: the run reports it as a finding about the engine
+            self.broken = error
+            raise
+
+
+class StressRanks:
+    """All ranks of one incarnation."""
+
+    def __init__(
+        self,
+        program: Program,
+        built: StressStage,
+        *,
+        world: World,
+        memories: RankMemories,
+        number: IncarnationNumber,
+        legacy: Legacy | None,
+        redo: Sequence[bytes],
+        plan_forward: PlanForward,
+    ) -> None:
+        """Attach every rank; the memories stay the caller's."""
+        self.world = world
+        self.daemon = InProcessDaemon(
+            built.storage,
+            ranks=program.ranks_count,
+            level=CheckLevel.WARN,
+            idle_moves_max=IDLE_MOVES_MAX,
+            batch_moves_max=BATCH_MOVES_MAX,
+            number=number,
+            legacy=legacy,
+            redo=redo,
+            decides=WatchedIncarnation,
+        )
+        incarnation = self.daemon.incarnation
+        assert isinstance(incarnation, WatchedIncarnation)
+        self.incarnation = incarnation
+        self._memories = memories
+        self.hands: list[Hand[StressRank]] = []
+        plan = built.storage.storage
+        for index in range(program.ranks_count):
+            device = ModelledDevice(world, rank=str(index), plan=plan, declares_only=True)
+            world.note = f"rank {index}, attach"
+            client = attach(
+                "ipc:///nowhere",
+                group=GROUP,
+                rank=index,
+                tp=program.ranks_count,
+                mode=mode_of(leader=program.leader, index=index),
+                declare=built.layers,
+                sizing=built.sizing,
+                deadline_ms=DEADLINE_MS,
+                transport=InProcessTransport(self.daemon, memories, rank=index),
+                device=device,
+                overlap=program.overlap,
+            )
+            rank = StressRank(
+                index=index, device=device, client=client, pool_places=POOL_PLACES_COUNT
+            )
+            follows = program.leader and index > 0
+            self.hands.append(Hand(rank, follows=follows, plan_forward=plan_forward))
+
+    @property
+    def ranks(self) -> list[StressRank]:
+        """Return all ranks."""
+        return [hand.rank for hand in self.hands]
+
+    def die(self, killed: Sequence[int]) -> tuple[Legacy, list[bytes]]:
+        """Let ranks die where they are and the others leave; return what is left.
+
+        That is the legacy, and for every rank what its memory lacks of the log; nothing where
+        nothing survives.
+        """
+        for index in killed:
+            self.hands[index].rank.device.kill()
+        for index, hand in enumerate(self.hands):
+            if index not in killed:
+                hand.leave()
+        incarnation = self.incarnation
+        incarnation.watcher = None
+        positions = [self._progress(index) for index in range(len(self.hands))]
+        for index, position in enumerate(positions):
+            incarnation.note_confirmed(index, position)
+        incarnation.end("a rank died")
+        legacy = incarnation.legacy()
+        if legacy.engine is None or not all(legacy.reaches(position) for position in positions):
+            return legacy.without_survivors(), []
+        return legacy, [legacy.redo(position) for position in positions]
+
+    def _progress(self, index: int) -> int:
+        """Return the position of a rank's progress word, as its memory shows it."""
+        start = self.daemon.storage.storage.region.progress.offset_bytes
+        word = self._memories.content(index, start, start + WORD_BYTES)
+        return int.from_bytes(word, sys.byteorder)
+
+
+def poisoned_memories(total_bytes: int, *, ranks: int) -> RankMemories:
+    """Return memory of every rank, full of bytes that nobody wrote."""
+    memories = RankMemories(total_bytes, ranks=ranks)
+    for rank in range(ranks):
+        memories.fill(rank, bytes([POISON]) * total_bytes)
+    return memories
