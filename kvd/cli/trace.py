@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -16,6 +17,7 @@ from kvd.cli.trace_sides import (
     ADAPTERS,
     THIS_BUILD,
     chosen_of,
+    drawn_runs,
     events_in,
     is_scenario,
     maker_of,
@@ -42,6 +44,7 @@ REPLAY_OPTIONS: Final = (
 )
 """What ``record`` serves unless it is told something else: a few seconds in which pages are moved,
 promises lapse and requests are retracted."""
+SEED_STEP_COUNT: Final = 500
 RECORDED_ENTRIES_MAX: Final = 1 << 20
 """Of what one event decides: nothing is dropped before it is written."""
 
@@ -153,6 +156,25 @@ def replay(
     help="A trace or scenario with what to ask; more than once for several.",
 )
 @click.option("--on", "configuration_name", metavar="NAME", help="One configuration of scenarios.")
+@click.option(
+    "--seeds",
+    metavar="A-B",
+    help="Ask what the stress harness draws from these seeds, both included.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME",
+    help="A stage of the stress harness for --seeds; more than once for several (all).",
+)
+@click.option(
+    "--steps",
+    "step_count",
+    type=click.IntRange(1),
+    default=SEED_STEP_COUNT,
+    help=f"Steps of the harness for each seed ({SEED_STEP_COUNT}).",
+)
 @click.option("--answers", is_flag=True, help="Compare what a scheduler is told, not which units.")
 @click.option(
     "--snap-every",
@@ -169,16 +191,22 @@ def compare_(
     event_paths: tuple[Path, ...],
     configuration_name: str | None,
     *,
+    seeds: str | None,
+    shapes: tuple[str, ...],
+    step_count: int,
     answers: bool,
     snap_every_count: int,
     as_json: bool,
 ) -> None:
     """Ask two allocators the same and print the first thing that they decide differently."""
     makers = maker_of(left), maker_of(right)
+    paths = event_paths if event_paths or seeds else events_in(left, right)
     documents: list[dict[str, Any]] = []
-    for run in runs_of(event_paths or events_in(left, right), configuration_name):
-        result = compare(run.open, *makers, answers_only=answers, snap_every=snap_every_count)
-        documents.append(_told(run.name, result, (left, right), quiet=as_json))
+    with tempfile.TemporaryDirectory(prefix="kvd-trace-") as folder:
+        drawn = drawn_runs(seeds, shapes, step_count=step_count, folder=Path(folder))
+        for run in chain(runs_of(paths, configuration_name), drawn):
+            result = compare(run.open, *makers, answers_only=answers, snap_every=snap_every_count)
+            documents.append(_told(run.name, result, (left, right), quiet=as_json))
     _conclude(documents, as_json=as_json)
 
 

@@ -1,5 +1,6 @@
 """Who plays a trace, and what is played: the names that ``kvd trace`` takes."""
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -29,6 +30,7 @@ ADAPTERS: Final = (
     "program that speaks the protocol of kvd.trace.process), or a trace, which answers what it did "
     "then."
 )
+_SEEDS: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 BEGINNING_BYTES: Final = 4096
 """Where a scenario says what it is."""
 
@@ -85,6 +87,30 @@ def runs_of(paths: Iterable[Path], configuration_name: str | None) -> Iterator[R
         scenario = read_scenario(path)
         for name, chosen in chosen_of(path, scenario, configuration_name):
             yield Run(f"{path} on {name}", partial(script_of, scenario, chosen))
+
+
+def drawn_runs(
+    seeds: str | None, shapes: tuple[str, ...], *, step_count: int, folder: Path
+) -> Iterator[Run]:
+    """Yield what the stress harness draws from seeds ``A-B``, one incarnation after the other.
+
+    Raises SettingError for seeds or shapes that there are not.
+    """
+    if seeds is None:
+        if shapes:
+            raise click.UsageError("--shape goes with --seeds")
+        return
+    # Loaded here: the harness and its modelled devices take longer to import than anything else.
+    from kvd.testing.stress.shapes import SHAPES
+    from kvd.testing.trace_seeds import record_seed
+
+    found = _SEEDS.fullmatch(seeds)
+    if found is None or int(found[1]) > int(found[2] or found[1]):
+        raise SettingError(f"--seeds is {seeds!r}; allowed is one number, or two as 1-20")
+    for shape in shapes or tuple(SHAPES):
+        for seed in range(int(found[1]), int(found[2] or found[1]) + 1):
+            for path in record_seed(shape, seed, step_count=step_count, folder=folder):
+                yield Run(path.name.removesuffix(".trace.jsonl"), partial(open_trace, path))
 
 
 def is_scenario(path: Path) -> bool:

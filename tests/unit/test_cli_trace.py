@@ -120,6 +120,19 @@ def test_another_program_is_an_allocator(path: Path) -> None:
     assert "ended with exit code 0" in done.output
 
 
+@pytest.mark.slow
+def test_what_a_seed_draws_is_asked_of_two_allocators() -> None:
+    done = run(
+        *("compare", "kvd", "kvd", "--seeds", "3-4", "--shape", "state-full", "--steps", 120),
+        *("--snap-every", 1, "--json"),
+    )
+    assert done.exit_code == 0, done.output
+    runs = json.loads(done.output)["runs"]
+    assert {"state-full-3-1", "state-full-4-1"} <= {one["name"] for one in runs}
+    assert sum(one["decisions"] for one in runs) > 10
+    assert sum(one["states"] for one in runs) > 5
+
+
 REFUSED = [
     (("replay", "{none}"), "none.jsonl cannot be read: No such file or directory"),
     (("replay", "{folder}"), "cannot be read: Is a directory"),
@@ -138,6 +151,10 @@ REFUSED = [
     (("record", "--out", "/proc/o"), "--out /proc/o cannot be written"),
     (("record", "--out", "{none}", "--on", "one"), "--on goes with --scenario"),
     (("record", "--out", "{none}", "--scenario", "{x}"), "x.jsonl is no scenario"),
+    (("compare", "kvd", "kvd", "--seeds", "3-x"), "--seeds is '3-x'; allowed is one number"),
+    (("compare", "kvd", "kvd", "--seeds", "5-3"), "--seeds is '5-3'; allowed is one number"),
+    (("compare", "kvd", "kvd", "--seeds", "1", "--shape", "cube"), "shape 'cube' is unknown"),
+    (("compare", "{x}", "kvd", "--shape", "cube"), "--shape goes with --seeds"),
     (("record",), "Missing option '--out'"),
 ]
 
