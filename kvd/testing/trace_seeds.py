@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kvd.engine.legacy import Legacy
-from kvd.errors import SettingError
-from kvd.testing.stress.failure import StressFailure
+from kvd.errors import SettingError, StressFailure
 from kvd.testing.stress.generator import program_of, steps_of
 from kvd.testing.stress.program import AnyStep, Program
 from kvd.testing.stress.run import StressRun
