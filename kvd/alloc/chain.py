@@ -27,7 +27,7 @@ from kvd.errors import OperationError
 from kvd.price.geometry import ChainGeometry
 from kvd.price.layout import Layout, Step, move_order
 from kvd.price.plans import feasible, first_plan, plan
-from kvd.price.refusal import ObstacleKind, never_fits, obstacle_text, why_not
+from kvd.price.refusal import Obstacle, ObstacleKind, never_fits, obstacle_text, why_not
 from kvd.price.search import Spans
 from kvd.price.snapshot import ChainSnapshot, Tier, empty_snapshot, reclaimed
 from kvd_proto.memory import Lifetime
@@ -212,15 +212,7 @@ class ChainAllocator:
         found = never_fits(self.empty, demand_units)
         assert found is not None, "the demand fits an empty arena"
         obstacle, text = found
-        return Shortage(
-            reason=Reason.NO_IDS if obstacle.kind is ObstacleKind.IDS else Reason.NO_BYTES,
-            band=self.bands[obstacle.band_index].geometry.name,
-            short_units=obstacle.units_short_units,
-            short_bytes=obstacle.bytes_short_bytes,
-            obstacle=text,
-            remover=LARGER_BUDGET,
-            waiting_helps=False,
-        )
+        return self._short_of(obstacle, text, remover=LARGER_BUDGET, waiting_helps=False)
 
     def build_snapshot(self, epoch_count: int) -> ChainSnapshot:
         """Return the snapshot of this moment, whatever is remembered."""
@@ -421,7 +413,7 @@ class ChainAllocator:
         kept = self.snapshot()
         fresh = self.build_snapshot(kept.epoch_count)
         chain_checks.check_answers(self.bands, kept, fresh, monitor)
-        if monitor.level is CheckLevel.STRICT if deep is None else deep:
+        if monitor.goes_deep(deep):
             chain_checks.check_maps(self.bands, self.owner, self._windows, monitor)
 
     # ---- inside ---------------------------------------------------------------------------------
@@ -486,12 +478,23 @@ class ChainAllocator:
                 waiting_helps=True,
             )
         by_transfer = obstacle.kind in (ObstacleKind.FIXED, ObstacleKind.BLOCKED)
+        return self._short_of(
+            obstacle,
+            obstacle_text(self.snapshot(), obstacle, promised_units=self.promised_units),
+            remover="the transfer's end" if by_transfer else "a request that ends",
+            waiting_helps=True,
+        )
+
+    def _short_of(
+        self, obstacle: Obstacle, text: str, *, remover: str, waiting_helps: bool
+    ) -> Shortage:
+        """Return an obstacle as what the band that it names lacks."""
         return Shortage(
             reason=Reason.NO_IDS if obstacle.kind is ObstacleKind.IDS else Reason.NO_BYTES,
             band=self.bands[obstacle.band_index].geometry.name,
             short_units=obstacle.units_short_units,
             short_bytes=obstacle.bytes_short_bytes,
-            obstacle=obstacle_text(self.snapshot(), obstacle, promised_units=self.promised_units),
-            remover="the transfer's end" if by_transfer else "a request that ends",
-            waiting_helps=True,
+            obstacle=text,
+            remover=remover,
+            waiting_helps=waiting_helps,
         )

@@ -407,6 +407,10 @@ class CheckMonitor:
         self.news: list[str] = []
         """What was counted and is worth a line in a log: the 1st, 2nd, 4th, 8th of a name."""
 
+    def goes_deep(self, deep: bool | None) -> bool:
+        """Return whether a check looks at every map: as it was asked to, or else in strict mode."""
+        return self.level is CheckLevel.STRICT if deep is None else deep
+
     def stop(self, name: str, message: str) -> NoReturn:
         """Report a broken invariant behind which nothing can go on: raise InvariantError."""
         raise InvariantError(_BY_NAME[name].name, message)

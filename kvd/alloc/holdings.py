@@ -134,7 +134,7 @@ class Holdings:
             return
         self.chain.check(deep=deep)
         rows = self.rows.request_id.nonzero()[0]
-        if not (monitor.level is CheckLevel.STRICT if deep is None else deep):
+        if not monitor.goes_deep(deep):
             self._check_prices(rows)
             return
         for index, band in enumerate(self.chain.bands):

@@ -65,11 +65,6 @@ class UseRecords:
         return not self._uses
 
     @property
-    def has_astray(self) -> bool:
-        """Return whether a transfer of unknown end may go on touching units."""
-        return bool(self._astray)
-
-    @property
     def unit_count(self) -> int:
         """Return how many units the records name in all, write sets aside."""
         return sum([units.size for units in self._uses.values()])

@@ -62,6 +62,19 @@ class StageShape(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def band_shape(grid: BandGeometry, *, lifetime: Lifetime, window_tokens: int) -> BandShape:
+    """Return the numbers of a band on a grid."""
+    return BandShape(
+        name=grid.name,
+        lifetime=lifetime,
+        kind=grid.kind,
+        unit_bytes=grid.unit_bytes,
+        unit_index_min=grid.unit_index_min,
+        unit_index_end_count=grid.unit_index_end_count,
+        window_tokens=window_tokens,
+    )
+
+
 def shape_of(stage: StageStorage | StageShape) -> StageShape:
     """Return the numbers of a stage that was built; those of a shape are the shape."""
     if isinstance(stage, StageShape):
@@ -72,15 +85,7 @@ def shape_of(stage: StageStorage | StageShape) -> StageShape:
         arena_bytes=sized.geometry.arena_bytes,
         sink_bytes=sized.geometry.sink_bytes,
         bands=tuple(
-            BandShape(
-                name=grid.name,
-                lifetime=band.lifetime,
-                kind=grid.kind,
-                unit_bytes=grid.unit_bytes,
-                unit_index_min=grid.unit_index_min,
-                unit_index_end_count=grid.unit_index_end_count,
-                window_tokens=band.window_tokens,
-            )
+            band_shape(grid, lifetime=band.lifetime, window_tokens=band.window_tokens)
             for band, grid in zip(plan.bands, sized.geometry.bands, strict=True)
         ),
         page_tokens=plan.page_tokens,

@@ -159,7 +159,7 @@ class StageEngine:
         """
         self.requests.check(deep=deep)
         self.chain.order.check_emitted()
-        if self.monitor.level is CheckLevel.STRICT if deep is None else deep:
+        if self.monitor.goes_deep(deep):
             self.uses.check()
             self._lapses.check(self.monitor)
             for standing in self._standing.values():

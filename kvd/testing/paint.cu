@@ -164,13 +164,3 @@ extern "C" __global__ void flip_byte(u8* arena, i64 entry_bytes, int word_bytes,
     u8* place = arena + entry * entry_bytes + middle * word_bytes;
     store(place, load(place, word_bytes) ^ 0x40, word_bytes);
 }
-
-// What a model computes, as far as memory is concerned: time.
-extern "C" __global__ void spend(i64 nanoseconds) {
-    u64 began, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(began));
-    do {
-        __nanosleep(500);
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    } while ((i64)(now - began) < nanoseconds);
-}

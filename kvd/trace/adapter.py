@@ -8,7 +8,7 @@ answers are compared. In a process of its own it speaks the same over two pipes
 (`kvd.trace.process`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -289,10 +289,3 @@ class RecordedAdapter:
 
 
 AdapterMaker: TypeAlias = Callable[[], Adapter]
-
-
-def events_of(recorded: Iterable[Recorded]) -> Iterator[Event]:
-    """Yield the events alone."""
-    for item in recorded:
-        if item.event is not None:
-            yield item.event

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from kvd import __version__
-from kvd.engine.shape import BandShape, StageShape
+from kvd.engine.shape import StageShape, band_shape
 from kvd.engine.start import IncarnationStart
 from kvd.errors import FileError
 from kvd.price.geometry import BandKind, chain_geometry
@@ -89,15 +89,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             arena_bytes=self.arena_bytes,
             sink_bytes=self.sink_bytes,
             bands=tuple(
-                BandShape(
-                    name=band.name,
-                    lifetime=band.lifetime,
-                    kind=grid.kind,
-                    unit_bytes=grid.unit_bytes,
-                    unit_index_min=grid.unit_index_min,
-                    unit_index_end_count=grid.unit_index_end_count,
-                    window_tokens=band.window_tokens,
-                )
+                band_shape(grid, lifetime=band.lifetime, window_tokens=band.window_tokens)
                 for band, grid in zip(self.bands, geometry.bands, strict=True)
             ),
             page_tokens=self.page_tokens,

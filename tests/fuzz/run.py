@@ -80,9 +80,9 @@ class Report:
         return [
             f"seed {self.seed}: {self.frames} frames in {self.elapsed_s:.1f} s, "
             f"{self.frames / max(self.elapsed_s, 1e-9):.0f} frames/s",
-            "outcomes: " + _counted(self.outcomes),
-            "errors by code: " + _counted(self.errors),
-            "operations decided: " + _counted(self.operations),
+            "outcomes: " + counted(self.outcomes),
+            "errors by code: " + counted(self.errors),
+            "operations decided: " + counted(self.operations),
             f"groups: {self.groups} lived and ended, beside {self.served} requests served; "
             f"{self.looks} frames with everything compared",
             f"memory: {self.memory_before_bytes >> 10} KiB at the start, "
@@ -343,7 +343,8 @@ def _memory() -> tuple[int, int]:
     return pages * 4096, sys.getallocatedblocks()
 
 
-def _counted(counts: Counter[str]) -> str:
+def counted(counts: Counter[str]) -> str:
+    """Return counts as words, the most frequent first."""
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "none"
 
 

@@ -23,6 +23,7 @@ from tests.e2e.ranks import Ranks, admit
 from tests.e2e.wire import ANSWER_WAIT_MS, Peer
 from tests.fuzz.frames import Sender, message
 from tests.fuzz.operations import Known, suiting
+from tests.fuzz.run import counted
 from tests.fuzz.trees import damaged
 from tests.fuzz.world import tree_of
 from tests.proto.samples import SAMPLES, int32s, int64s
@@ -80,9 +81,9 @@ class ServedReport:
         return [
             f"seed {self.seed}: {self.frames} messages through sockets in {self.elapsed_s:.1f} s, "
             f"{self.frames / max(self.elapsed_s, 1e-9):.0f} messages/s",
-            f"answers: {_counted(self.answers)}; {self.late} waited, {self.cut} cut off",
-            f"errors by code: {_counted(self.errors)}",
-            f"descriptor socket: {_counted(self.lifelines)}",
+            f"answers: {counted(self.answers)}; {self.late} waited, {self.cut} cut off",
+            f"errors by code: {counted(self.errors)}",
+            f"descriptor socket: {counted(self.lifelines)}",
             f"groups: {self.groups} lived and ended, beside {self.served} requests served",
             f"memory of the daemon: {self.memory_before_bytes >> 10} KiB at the start, "
             f"{self.memory_after_bytes >> 10} KiB at the end",
@@ -337,7 +338,3 @@ def _kind(frames: list[bytes]) -> MessageKind:
         return decode_header(frames[-2] if len(frames) > 1 else frames[0]).kind
     except FrameError:
         return MessageKind.ERROR
-
-
-def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "none"

@@ -9,7 +9,7 @@ before anything is built.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count, cycle, islice
+from itertools import count, cycle
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Final
@@ -201,8 +201,3 @@ def _hunt_one(
         if catch is not None or complaint or operations_count >= operations_max:
             return
     pipe.send_bytes(_encoder.encode((operations_max, None, "")))
-
-
-def first_attempts(name: str, how_many: int) -> list[Attempt]:
-    """Return the first runs that hunt a fault."""
-    return list(islice(attempts_for(name), how_many))

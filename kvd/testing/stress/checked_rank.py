@@ -65,7 +65,7 @@ class CheckedRank(ABC):
 
     def look_up(self, plan: ForwardPlan) -> None:
         """Look a forward's table entries up, and compare them."""
-        found = self.cells[plan.table_cells].astype(np.int64)
+        found = self.cells[plan.table_cells]
         if not np.array_equal(found, plan.table_values):
             place = int((found != plan.table_values).nonzero()[0][0])
             self.report_table(plan, place, int(found[place]))

@@ -6,7 +6,7 @@ from typing import Final
 
 from kvd.testing.stress.contents import columns_of
 from kvd.testing.stress.misuse import MISUSES
-from kvd.testing.stress.program import STEP_TYPES
+from kvd.testing.stress.program import STEP_TYPES, AnyStep
 from kvd_proto.operations import Advance, BatchEnd, Idle, Operation, Processed
 from kvd_proto.outcomes import (
     NO_COLUMN,
@@ -88,6 +88,12 @@ def note_outcome(counts: Counter[str], operation: Operation, outcome: Outcome) -
         for effect in segment:
             if isinstance(effect, Wait) and not isinstance(operation, Processed):
                 counts["waited a step" if effect.step else "waited a copy"] += 1
+
+
+def note_step(counts: Counter[str], step: AnyStep, *, done: bool) -> None:
+    """Count a step that was played, and whether anything fitted it."""
+    name = str(type(step).__struct_config__.tag)
+    counts[name if done else f"{name} skipped"] += 1
 
 
 def note_released(counts: Counter[str], result: ReleasedResult) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
+from kvd.testing.cuda_painter import forward_kernels
 from kvd.testing.stress.contents import Indices, Tags
 from kvd_client.device.cuda.driver import Driver
 
@@ -69,7 +70,7 @@ class CudaWords:
         self._findings[:] = 0
         # Page-locked memory of the host has the same address for kernels.
         self._report_to = np.uint64(address), np.int64(FINDINGS_MAX)
-        source = SOURCE_FILE.read_text(encoding="ascii")
+        source = forward_kernels(SOURCE_FILE)
         module = self._cupy.RawModule(code=source, options=("-std=c++17",))
         names = ("check_int32", "check_int64", "write_int64", "fill_int64", "spend")
         self._kernels: dict[str, Callable[..., None]] = {

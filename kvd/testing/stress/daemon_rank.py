@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -26,6 +26,7 @@ from kvd.testing.faults import FaultyTransport
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.stress import finish, rank_steps
 from kvd.testing.stress.contents import Contents
+from kvd.testing.stress.coverage import note_outcome, note_released, note_step
 from kvd.testing.stress.daemon_messages import RankEnd, RankTask
 from kvd.testing.stress.failure import CheckName, failure_of
 from kvd.testing.stress.forwards import plan_forward
@@ -49,18 +50,17 @@ from kvd.testing.stress.program import (
     Play,
     Rest,
 )
-from kvd.testing.stress.request_steps import is_full
 from kvd.testing.stress.rest import check_at_rest
 from kvd.testing.stress.scheduler import POOL_PLACES_COUNT, Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
 from kvd.testing.stress.shapes import StressStage, stress_stage
-from kvd.testing.stress.steps import SCHEDULED, UNCOUNTED
+from kvd.testing.stress.steps import UNCOUNTED, play_scheduled
 from kvd_client import Client, Mode, attach
 from kvd_client.errors import AttachError, EndedError, UsageError
 from kvd_client.transport import ZmqTransport
 from kvd_proto.codec import encode
 from kvd_proto.operations import CopyEnded, TransferEnded
-from kvd_proto.outcomes import OWN_PROGRAM, Failed, Pump, Refusal
+from kvd_proto.outcomes import OWN_PROGRAM, Failed, Outcome, ReleasedResult
 
 DEADLINE_MS: Final = 20_000
 ATTACH_WAIT_S: Final = 20.0
@@ -160,10 +160,13 @@ class DaemonRun:
         if isinstance(part, SendBatch):
             for entry, operation in self._log.take():
                 self._digest.update(encode(entry.outcome))
-                self._count(entry.outcome.result, misused=part.misused)
+                self._check_used_rightly(entry.outcome, misused=part.misused)
                 if operation is not None:
+                    note_outcome(self.counts, operation, entry.outcome)
                     self.model.note(operation, entry.outcome)
                 elif entry.program == OWN_PROGRAM:
+                    if isinstance(entry.outcome.result, ReleasedResult):
+                        note_released(self.counts, entry.outcome.result)
                     self.model.note_own(entry.outcome)
             peers, self.model.peers = self.model.peers, []
             self.rank.expect_peers(peers, self._log.position)
@@ -173,12 +176,10 @@ class DaemonRun:
             self.model.ended_backups.clear()
         self.rank.post_peers()
 
-    def _count(self, result: Any, *, misused: bool) -> None:
-        if isinstance(result, Refusal):
-            self.counts[f"refused {result.reason.value}"] += 1
-        elif isinstance(result, Pump):
-            self.counts["pump"] += 1
-        elif isinstance(result, Failed):
+    def _check_used_rightly(self, outcome: Outcome, *, misused: bool) -> None:
+        """Raise StressFailure for what was called wrong use and is none."""
+        result = outcome.result
+        if isinstance(result, Failed):
             if not misused:
                 raise StressFailure(CheckName.CLIENT, f"called wrong use: {result.message}")
             self.counts["wrong use"] += 1
@@ -196,15 +197,10 @@ class DaemonRun:
 
     def play(self, step: AnyStep) -> bool:
         """Play one step; return whether anything fitted it. Raises StressFailure."""
-        scheduled = SCHEDULED.get(type(step))
-        if scheduled is not None:
-            done = scheduled(self.scheduler, step)
-            if is_full(self.scheduler):
-                self.scheduler.send()
-        else:
+        done = play_scheduled(self.scheduler, step)
+        if done is None:
             done = self._play_on_rank(step)
-        name = type(step).__struct_config__.tag
-        self.counts[f"{name}" if done else f"{name} skipped"] += 1
+        note_step(self.counts, step, done=done)
         self.rank.post_peers()
         if self.rank.findings:
             raise self.rank.findings[0]

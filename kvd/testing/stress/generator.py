@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec.structs import fields
 
+from kvd.testing.stress.meeting_parts import BANDS_MAX, caught_up
 from kvd.testing.stress.meetings import DEATHS, MEETINGS, NAMED_MEETINGS, Meeting
 from kvd.testing.stress.program import (
     RANKS_MAX,
@@ -164,7 +165,6 @@ FLAGS: Final[dict[str, int]] = {
 }
 """Of each flag: permille of the draws in which it is set."""
 
-BANDS_MAX: Final = 5
 RELIEF_UNITS: Final = (0, 0, 0, 1, 2, 3, 5, 9, 14, 30)
 
 LOAD_MISUSES: Final = (7, 9, 10)
@@ -341,8 +341,7 @@ def _catch_up(random: Random) -> Iterator[AnyStep]:
     """Everybody does what there is to do, and reports what is over."""
     yield Process(count=3)
     yield Send()
-    for rank in range(RANKS_MAX):
-        yield Follow(rank=rank, count=7)
+    yield from caught_up()
     yield Play(actions_count=59)
     yield Send()
 

@@ -5,6 +5,7 @@ from random import Random
 from typing import Final
 
 from kvd.testing.stress.program import (
+    RANKS_MAX,
     Admit,
     Advance,
     AnyStep,
@@ -30,7 +31,7 @@ ALL: Final = 7
 BANDS_MAX: Final = 5
 RELIEF_UNITS: Final = (0, 0, 0, 2, 4, 8, 12, 20)
 SQUEEZED_UNITS: Final = (44, 34, 26, 20, 15, 11, 8, 6, 4, 3, 2)
-RANKS_MAX: Final = 4
+"""How much is asked for where room is made, less and less."""
 
 
 def any_place(random: Random) -> int:
@@ -134,6 +135,12 @@ def later(random: Random) -> Iterator[AnyStep]:
     if random.randrange(2):
         yield Play(actions_count=random.randrange(40))
         yield Follow(rank=random.randrange(RANKS_MAX), count=random.randrange(8))
+
+
+def caught_up() -> Iterator[AnyStep]:
+    """Have every rank do some parts of what the first one did."""
+    for rank in range(RANKS_MAX):
+        yield Follow(rank=rank, count=7)
 
 
 def losses(random: Random) -> Iterator[AnyStep]:

@@ -8,6 +8,7 @@ from kvd.errors import StressFailure
 from kvd.testing.modelled.ranks import DEADLINE_MS
 from kvd.testing.stress.daring import DARES, forget_proposals
 from kvd.testing.stress.failure import CheckName
+from kvd.testing.stress.meeting_parts import SQUEEZED_UNITS
 from kvd.testing.stress.misuse import MISUSES, MakeMisuse
 from kvd.testing.stress.pace import FAVOURS
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
@@ -32,8 +33,6 @@ from kvd_client.errors import ReplyError
 from kvd_proto.operations import CopyEnded, Evict, Operation, Relief, TransferEnded
 
 ACTIONS_MAX = 60
-ELSEWHERE_UNITS = (44, 34, 26, 20, 15, 11, 8, 6, 4, 3, 2)
-"""How much another program asks for, less and less."""
 PARTS_FOLLOWED_MAX = 8
 
 
@@ -111,7 +110,7 @@ def elsewhere(run: PlayedRun, step: Elsewhere) -> bool:
     bands = scheduler.contents.bands
     wanted = step.band % len(bands)
     room = bands[wanted].owners.size - bands[wanted].unit_index_min
-    for units in ELSEWHERE_UNITS:
+    for units in SQUEEZED_UNITS:
         demand = [min(units, room) if index == wanted else 0 for index in range(len(bands))]
         operations.append(Relief(tuple(demand)))
     run.decide_elsewhere(*operations)

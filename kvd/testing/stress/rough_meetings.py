@@ -6,8 +6,8 @@ from random import Random
 from kvd.testing.stress.daring import DARES
 from kvd.testing.stress.meeting_parts import (
     ALL,
-    RANKS_MAX,
     any_place,
+    caught_up,
     fill,
     later,
     long_values,
@@ -18,6 +18,7 @@ from kvd.testing.stress.meeting_parts import (
 )
 from kvd.testing.stress.misuse import MISUSES
 from kvd.testing.stress.program import (
+    RANKS_MAX,
     Abort,
     Admit,
     Advance,
@@ -170,15 +171,13 @@ def moved_and_died(random: Random) -> Iterator[AnyStep]:
         yield LoadSubmit(pick_index=any_place(random))
         yield Backup(pick_index=any_place(random), band=random.randrange(8), count=5)
         yield Send()
-        for rank in range(RANKS_MAX):
-            yield Follow(rank=rank, count=7)
+        yield from caught_up()
         yield FailCopy(pick_index=random.randrange(2), rank=random.randrange(RANKS_MAX))
         yield Play(actions_count=random.randrange(60))
     yield Process(count=3)
     yield Free(pick_index=any_place(random), count=random.randrange(3))
     yield Send()
-    for rank in range(RANKS_MAX):
-        yield Follow(rank=rank, count=7)
+    yield from caught_up()
     yield Play(actions_count=59)
     for _ in range(random.randint(1, 3)):
         yield from squeeze(random)
@@ -215,8 +214,7 @@ def died_at_once(random: Random) -> Iterator[AnyStep]:
     yield Process(count=3)
     yield Insert(pick_index=any_place(random))
     yield Send()
-    for rank in range(RANKS_MAX):
-        yield Follow(rank=rank, count=7)
+    yield from caught_up()
     yield Play(actions_count=59)
     yield Play(actions_count=59)
     if random.randrange(2):
@@ -225,8 +223,7 @@ def died_at_once(random: Random) -> Iterator[AnyStep]:
     else:
         yield Process(count=3)
         yield Send()
-        for rank in range(RANKS_MAX):
-            yield Follow(rank=rank, count=7)
+        yield from caught_up()
         yield Play(actions_count=59)
         yield from squeeze(random)
     yield Insert(pick_index=any_place(random))
@@ -234,8 +231,7 @@ def died_at_once(random: Random) -> Iterator[AnyStep]:
         yield Insert(pick_index=any_place(random))
     yield Send()
     if random.randrange(2):
-        for rank in range(RANKS_MAX):
-            yield Follow(rank=rank, count=7)
+        yield from caught_up()
         # Forwards first: what came behind them in the log has not run when they are over.
         yield Play(actions_count=random.randrange(30), favour_index=1)
         yield Process(count=3)

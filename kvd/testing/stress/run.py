@@ -22,7 +22,7 @@ from kvd.testing.modelled.device import ModelledDevice
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.modelled.world import World
 from kvd.testing.stress.contents import Contents
-from kvd.testing.stress.coverage import note_outcome, note_released
+from kvd.testing.stress.coverage import note_outcome, note_released, note_step
 from kvd.testing.stress.failure import CheckName, failure_of
 from kvd.testing.stress.finish import finish
 from kvd.testing.stress.forwards import plan_forward
@@ -355,8 +355,7 @@ class StressRun:
         self.step_index += 1
         with self._failing():
             done = play_step(self, step)
-            name = type(step).__struct_config__.tag
-            self.counts[f"{name}" if done else f"{name} skipped"] += 1
+            note_step(self.counts, step, done=done)
             self.look()
         return done
 

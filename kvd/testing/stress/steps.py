@@ -103,10 +103,15 @@ UNCOUNTED: Final = (Play, Follow, Lead, CheckTables, Rest)
 
 def play_step(run: PlayedRun, step: AnyStep) -> bool:
     """Play one step; return whether anything fitted it."""
+    done = play_scheduled(run.scheduler, step)
+    return ON_RANKS[type(step)](run, step) if done is None else done
+
+
+def play_scheduled(scheduler: Scheduler, step: AnyStep) -> bool | None:
+    """Play a step that only needs the log; return whether anything fitted it, None for another."""
     scheduled = SCHEDULED.get(type(step))
     if scheduled is None:
-        return ON_RANKS[type(step)](run, step)
-    scheduler = run.scheduler
+        return None
     done = scheduled(scheduler, step)
     if request_steps.is_full(scheduler):
         scheduler.send()

@@ -1,4 +1,4 @@
-// Kernels of a stress run's forwards and transfers on a GPU: words compared, words written, time spent.
+// Kernels of a stress run's forwards and transfers on a GPU: words compared, words written.
 //
 // What is wrong is put into memory that the host sees, without anybody waiting for it.
 
@@ -47,13 +47,4 @@ extern "C" __global__ void write_int64(i64* memory, const i64* places, const i64
 extern "C" __global__ void fill_int64(i64* memory, i64 word, i64 count) {
     i64 nth = blockIdx.x * (i64)blockDim.x + threadIdx.x;
     if (nth < count) memory[nth] = word;
-}
-
-extern "C" __global__ void spend(i64 nanoseconds) {
-    u64 began, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(began));
-    do {
-        __nanosleep(500);
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    } while ((i64)(now - began) < nanoseconds);
 }
