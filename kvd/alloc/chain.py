@@ -349,6 +349,7 @@ class ChainAllocator:
         virtual = band.free_ids.take(count)
         units = band.acquire(count)
         band.bind(virtual, units)
+        self.steps.clearings.hand_out(virtual)
         return virtual, units
 
     def release(self, freed: list[Freed]) -> None:
@@ -362,6 +363,8 @@ class ChainAllocator:
             except OperationError as error:
                 name = chain_checks.misfreed_name(self.lifetimes[index], virtual)
                 self.monitor.stop(name, error.message)
+            if index == self.state_index:
+                self.steps.clearings.forget(virtual)
         if self.monitor.level >= CheckLevel.WARN:
             for index, virtual in freed:
                 if index == self.owner_index:
@@ -401,18 +404,14 @@ class ChainAllocator:
         return tuple(band.statistics() for band in self.bands)
 
     def check(self, *, deep: bool | None = None) -> None:
-        """Check the chain, and if ``deep`` every band from its maps; so in strict mode anyway.
-
-        Invariants: those of this module and of its bands.
-        """
+        """Check the chain, and if ``deep`` every band from its maps; so in strict mode anyway."""
         monitor = self.monitor
         if monitor.level < CheckLevel.WARN:
             return
         chain_checks.check_spans(self.bands, self.geometry, monitor)
         self.order.check()
         kept = self.snapshot()
-        fresh = self.build_snapshot(kept.epoch_count)
-        chain_checks.check_answers(self.bands, kept, fresh, monitor)
+        chain_checks.check_answers(self.bands, kept, self.build_snapshot(kept.epoch_count), monitor)
         if monitor.goes_deep(deep):
             chain_checks.check_maps(self.bands, self.owner, self._windows, monitor)
 

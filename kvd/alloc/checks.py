@@ -251,6 +251,11 @@ CHECKS: tuple[Check, ...] = (
         protects="a step is over for the allocator before it is launched for nobody",
     ),
     Check(
+        name="step.clearings_bound",
+        level=CheckLevel.STRICT,
+        protects="nobody is told of a state slot before the launch that clears it is over",
+    ),
+    Check(
         name="step.pending_keyed",
         level=CheckLevel.WARN,
         protects="a freed unit that pends does so under a step in flight, whose end frees it",

@@ -215,7 +215,8 @@ class Copies:
     def readable(self, virtual: list[Units], reader: Reader, *, what: str) -> list[Units]:
         """Return where ids lie that a copy or a peer is to read.
 
-        Raises OperationError for ids that are not bound, and for units that it may not read yet.
+        Raises OperationError for ids that are not bound, for units that it may not read yet, and
+        for state slots that are still to be cleared.
         """
         units = [band.resolve(ids) for band, ids in zip(self.chain.bands, virtual, strict=True)]
         table = self.chain.order.read_clearance
@@ -233,6 +234,8 @@ class Copies:
                     f"{signal.number} still has ({kind}); its end comes first",
                     code=ErrorCode.IN_USE,
                 )
+            if index == self.chain.state_index:
+                self._check_cleared(ids, reader, what=what)
         return units
 
     def check_loaded(self, index: int, virtual: Units, *, what: str) -> None:
@@ -287,6 +290,25 @@ class Copies:
         named = load.named.get(index, _NONE)
         if value is None or (named.size and not np.isin(named, value.bound[index]).all()):
             self._fail(f"load {number} is into value {load.value_id}, which lacks what it named")
+
+    def _check_cleared(self, slots: Units, reader: Reader, *, what: str) -> None:
+        """Raise OperationError for a slot that is cleared later than the reader reads it.
+
+        A backup runs behind the allocator's stream, and that behind every launch that it knows of.
+        """
+        steps = self.chain.steps
+        for slot in slots.tolist():
+            step = steps.clearings.step_of(slot)
+            if steps.clearings.is_due(slot):
+                why = "it was just handed out, and the next launch clears it"
+            elif reader is Reader.NETWORK_SEND and step > steps.retired_count:
+                why = f"step {step}, which is in flight, clears it"
+            else:
+                continue
+            raise OperationError(
+                f"{what} cannot read state slot {slot}: {why}; that comes first",
+                code=ErrorCode.IN_USE,
+            )
 
     def _fail(self, problem: str) -> None:
         self.chain.monitor.fail("copy.records_match", problem)

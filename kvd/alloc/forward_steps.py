@@ -18,6 +18,7 @@ Invariants:
 from collections import deque
 
 from kvd.alloc.checks import CheckMonitor
+from kvd.alloc.clearings import SlotClearings
 from kvd.errors import OperationError
 from kvd_proto.errors import ErrorCode
 
@@ -35,6 +36,7 @@ class ForwardSteps:
         self.aborted_count = 0
         self.pending_key = 0
         """Newest step in flight, under which whatever is freed now pends; 0 if there is none."""
+        self.clearings = SlotClearings()
         self._position = 0
         self._aborted: deque[int] = deque(maxlen=STEPS_IN_FLIGHT_MAX)
 
@@ -76,6 +78,7 @@ class ForwardSteps:
         self.check_launch(step, position)
         self.launched_count = self.pending_key = step
         self._position = position
+        self.clearings.launch(step, position)
 
     def process(self, step: int) -> None:
         """Record that a launched step is over and its result was handled.

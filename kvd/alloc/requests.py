@@ -302,7 +302,6 @@ class RequestTable:
         if growth.slotless.size:
             slot_virtual, slot_physical = self.chain.take_slots(growth.slotless.size)
             columns.slot[growth.slotless] = slot_virtual
-            columns.clearing_step[growth.slotless] = self.chain.steps.launched_count + 1
             self.slotless_count -= growth.slotless.size
         slots = (growth.slotless, slot_virtual, slot_physical)
         if growth.page_count == 0:
@@ -432,8 +431,7 @@ class RequestTable:
             pages=self.holdings.ids(chain.owner_index, rows),
             bound={index: self.holdings.ids(index, rows) for index in chain.window_indices},
             slot=int(self.rows.slot[row]),
-            # A launch that is yet to come clears a slot that no forward ran on.
-            written_step=max(chain.steps.launched_count, int(self.rows.clearing_step[row])),
+            written_step=chain.steps.launched_count,
         )
         self.values.add(number, value)
         self._close(rows)
@@ -465,6 +463,9 @@ class RequestTable:
                 slotless_count=self.slotless_count,
             )
             self.values.check()
+            if self.chain.state_index is not None:
+                steps, slots = self.chain.steps, self.chain.bands[self.chain.state_index]
+                steps.clearings.check(slots.bound_ids(), steps.launched_count, monitor)
 
     # ---- inside ---------------------------------------------------------------------------------
 

@@ -38,8 +38,6 @@ class RequestRows:
         self.page_count = np.zeros(row_count, dtype=np.int64)
         self.slot = np.zeros(row_count, dtype=np.int64)
         """Virtual state slot; 0 for none."""
-        self.clearing_step = np.zeros(row_count, dtype=np.int64)
-        """The step whose launch clears the slot that was handed out; 0 without a slot."""
         # One array per band, not one with two dimensions: cutting a row out of it costs as much as
         # the work on it.
         self.dropped_pages = [np.zeros(row_count, dtype=np.int64) for _ in range(band_count)]
@@ -84,7 +82,6 @@ class RequestRows:
             self.prefilling,
             self.page_count,
             self.slot,
-            self.clearing_step,
             self.promised,
             self.uneven,
             *self.dropped_pages,

@@ -30,8 +30,8 @@ class Value:
         self.slot = slot
         """State slot; 0 for none."""
         self.written_step = written_step
-        """The newest step that may write it: launched before it came to be, or the launch that
-        clears its slot."""
+        """The newest step launched before it came to be, which may write it; a later one may still
+        clear its slot (`kvd.alloc.clearings`)."""
         self.position = 0
         """Where in the log the value came to be."""
         self.spoiled = False

@@ -307,11 +307,12 @@ class Incarnation:
             if self.ended is not None or (wrong and not isinstance(operation, BatchEnd)):
                 outcome = NOT_RUN
             else:
+                position = self.log.end_position + len(records) + 1
+                self.engine.steps.clearings.position = position
                 try:
                     outcome = self._decide(program, operation)
                     confirmed_position = max(confirmed_position, self._confirmed_by(operation))
                     if isinstance(operation, (Insert, Processed)):
-                        position = self.log.end_position + len(records) + 1
                         self._note_position(operation, outcome, position)
                 except OperationError as error:
                     wrong = True

@@ -122,6 +122,7 @@ class PageUses:
         for step, position in self._processed:
             if position <= confirmed_position:
                 step_max = step
+        clearings = self.chain.steps.clearings
         return tuple(
             [
                 number
@@ -129,6 +130,8 @@ class PageUses:
                 if not value.spoiled
                 and value.position <= confirmed_position
                 and max(value.written_step, self.unknown_step) <= step_max
+                and not clearings.is_due(value.slot)
+                and clearings.step_of(value.slot) <= step_max
                 and not self.copies.touches(number)
                 and not self._is_received(number)
             ]
@@ -262,6 +265,8 @@ class PageUses:
         if index is not None and units[index].size:
             # A launch may yet have to clear slots that were handed out, but not what a peer wrote.
             builder.zeroed(index, units[index])
+            slots = self.transfers.open[operation.transfer].virtual[index]
+            self.chain.steps.clearings.zero(slots)
         return builder.build(builder.resolved(units))
 
     def _post(self, program: int, operation: Post) -> Outcome:

@@ -89,6 +89,7 @@ def state_digest(engine: StageEngine) -> int:
         add(column[held])
     for row, count in zip(held.tolist(), rows.page_count[held].tolist(), strict=True):
         add(rows.pages[row, :count])
+    add(steps.clearings.told())
     add([requests.names.highest_id, requests.values.numbers.highest])
     for number, value in requests.values.of_number.items():
         add([number, value.slot, value.written_step])

@@ -19,6 +19,7 @@ from tests.mutation.applier_bench import ApplierBench
 from tests.mutation.mutant import Kill, Mutant
 from tests.mutation.operation_scenes import (
     SERVED,
+    back_up_before_a_clearing,
     back_up_behind_a_load,
     back_up_behind_a_receive,
     load_behind_a_backup,
@@ -30,9 +31,11 @@ from tests.mutation.operation_scenes import (
     receive_into_a_new_slot,
     receive_into_a_slot_under_clearing,
     reset_sink_behind_a_step,
+    send_before_a_clearing,
     send_behind_a_load,
     send_behind_a_step,
     send_behind_an_unknown_step,
+    send_under_a_clearing,
     slot_behind_a_backup,
     take_behind_a_backup,
     take_behind_a_load,
@@ -148,6 +151,7 @@ applier_bench = partial(ApplierBench, as_replies=False)
 COPY, STEP = copy_signal(1), step_signal(1)
 _C, _H, _R, _W = Consumer, Hazard, Reader, Writer
 HAS_IT = "still has"
+CLEARED = "clears it"
 RULES: tuple[OperationRule, ...] = (
     OperationRule(
         "take-behind-backup",
@@ -271,6 +275,27 @@ RULES: tuple[OperationRule, ...] = (
         back_up_behind_a_receive,
         reader_cell(_R.BACKUP, _W.NETWORK_RECEIVE),
         turned_down=HAS_IT,
+    ),
+    OperationRule(
+        "backup-before-clearing",
+        "a slot that no launch has cleared is not backed up",
+        back_up_before_a_clearing,
+        FAULTS["uncleared-is-readable"],
+        turned_down=CLEARED,
+    ),
+    OperationRule(
+        "send-before-clearing",
+        "nor is it sent",
+        send_before_a_clearing,
+        FAULTS["uncleared-is-readable"],
+        turned_down=CLEARED,
+    ),
+    OperationRule(
+        "send-under-clearing",
+        "a slot that a launch in flight clears is not sent",
+        send_under_a_clearing,
+        FAULTS["clearing-is-sent"],
+        turned_down=CLEARED,
     ),
     OperationRule(
         "send-behind-step",

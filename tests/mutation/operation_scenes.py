@@ -48,6 +48,9 @@ def take_behind_a_backup(bench: OperationsBench) -> str:
 
 def slot_behind_a_backup(bench: OperationsBench) -> str:
     """A value's state is backed up, evicted and its slot handed out, to be cleared by a launch."""
+    bench.launch(writes=[2])  # which has cleared the value's slot
+    bench.process()
+    bench.waited.clear()
     bench.decide(backup(1, STATE, pages(bench.engine, STATE)), Evict(int64s([1])))
     bench.decide(admit(3, PAGE_TOKENS))
     bench.launch(writes=[3])
@@ -193,6 +196,30 @@ def back_up_behind_a_receive(bench: OperationsBench) -> str:
     bench.decide(hold(1, FULL, ids))
     publish(bench, 1)
     bench.decide(backup(1, FULL, ids))
+    return SERVED
+
+
+def back_up_before_a_clearing(bench: OperationsBench) -> str:
+    """A slot is to be backed up that was handed out, and that the next launch clears."""
+    bench.decide(admit(3, PAGE_TOKENS))
+    bench.decide(backup(1, STATE, held(bench.engine, 3, STATE)))
+    bench.launch(writes=[3])
+    return SERVED
+
+
+def send_before_a_clearing(bench: OperationsBench) -> str:
+    """The same slot is to be sent."""
+    bench.decide(admit(3, PAGE_TOKENS))
+    bench.tell_peer(bench.decide(post(1, STATE, held(bench.engine, 3, STATE))), writes=False)
+    bench.launch(writes=[2])
+    return SERVED
+
+
+def send_under_a_clearing(bench: OperationsBench) -> str:
+    """The same, behind a launch over another request, which is clearing the slot."""
+    bench.decide(admit(3, PAGE_TOKENS))
+    bench.launch(writes=[2])
+    bench.tell_peer(bench.decide(post(1, STATE, held(bench.engine, 3, STATE))), writes=False)
     return SERVED
 
 

@@ -301,6 +301,15 @@ def counters_ordered() -> None:
     chain.order.check()
 
 
+def clearings_bound() -> None:
+    table = busy()
+    table.chain.launch_step(1, 0, None)
+    table.check()
+    slots = _band(STATE).bound_ids()
+    table.chain.steps.clearings.hand_out(slots[:1] + 90)
+    table.check()
+
+
 def pending_keyed() -> None:
     table = busy()
     table.chain.launch_step(1, 0, None)
@@ -351,6 +360,7 @@ BREAKERS: dict[str, Callable[[], None]] = {
     "transfer.hold_matches": hold_matches,
     "step.order": step_order,
     "step.counters_ordered": counters_ordered,
+    "step.clearings_bound": clearings_bound,
     "step.pending_keyed": pending_keyed,
     "order.waits_emitted": waits_emitted,
 }

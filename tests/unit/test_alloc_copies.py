@@ -345,6 +345,7 @@ def test_a_backup_reads_units_where_they_lie_now() -> None:
 @pytest.mark.case("68")
 def test_a_backup_of_requests_and_slots_needs_no_value() -> None:
     engine = engine_with_value()
+    engine.decide(0, Launch(1, 0, WriteSet.REQUESTS, int64s([2])))
     ids = [held(engine, 2, band) for band in range(4)]
     outcome = engine.decide(
         0,

@@ -1,5 +1,6 @@
 """Values in the log, the sink, own entries at gates, and what survives an incarnation."""
 
+import numpy as np
 import pytest
 
 from kvd.engine.incarnation import Incarnation
@@ -244,7 +245,8 @@ def held_places(engine: StageEngine, request: int) -> list[int]:
 def engine_with_cleared_value() -> StageEngine:
     """Return the engine as if a launch had cleared the slot of value 1 long ago."""
     engine = engine_with_value()
-    engine.uses.values.get(1).written_step = 0
+    slot = engine.uses.values.get(1).slot
+    engine.steps.clearings.zero(np.array([slot]))
     return engine
 
 
@@ -262,7 +264,7 @@ def test_a_value_is_sealed_where_its_insertion_and_its_last_step_have_passed_on_
 ):
     rank = Rank(world := incarnation(ranks=1, storage=(storage := stage())), 0, storage=storage)
     rank.send(*VALUE[:2])
-    rank.send(Launch(1, 0))
+    rank.send(Launch(1, rank.position))
     rank.send(VALUE[2])
     inserted = rank.position - 1
     assert world.engine.uses.sealed_values(rank.position) == ()
@@ -344,8 +346,8 @@ def test_an_aborted_step_may_have_written_any_value() -> None:
     rank = Rank(world, 0, storage=storage)
     rank.send(*VALUE)
     rank.send(Admit(int64s([2]), int32s([8]), int32s([8]), int32s([8])))
-    rank.send(Launch(1, 0, WriteSet.REQUESTS, int64s([2])), Processed(1))
-    rank.send(Launch(2, 0, WriteSet.REQUESTS, int64s([2])))
+    rank.send(Launch(1, rank.position, WriteSet.REQUESTS, int64s([2])), Processed(1))
+    rank.send(Launch(2, rank.position, WriteSet.REQUESTS, int64s([2])))
     assert world.engine.uses.sealed_values(rank.position) == (1,)
     world.fact(0, encode(StepAborted(2)))
     assert world.engine.uses.sealed_values(rank.position) == ()

@@ -8,6 +8,7 @@ _TABLE: Final = "kvd.alloc.requests:RequestTable."
 _ADMIT: Final = "kvd.alloc.admission:AdmissionPass."
 _VALUES: Final = "kvd.alloc.values:ValueTable."
 _COPIES: Final = "kvd.alloc.copies:Copies."
+_CLEARINGS: Final = "kvd.alloc.clearings:SlotClearings."
 _TRANSFERS: Final = "kvd.alloc.transfers:Transfers."
 _USES: Final = "kvd.engine.page_uses:PageUses."
 _ADOPT: Final = "kvd.alloc.band:Band.adopt"
@@ -206,6 +207,34 @@ VALUE_FAULTS: Final[tuple[Fault, ...]] = (
         "load-where-it-was-named",
         "a load writes where its pages lie when it is submitted",
         (_COPIES + "submit", "units = band.physical(virtual)", "units = load.reserved[index]"),
+    ),
+    edited(
+        "uncleared-is-readable",
+        "nobody copies or sends a slot that no launch has cleared",
+        (_COPIES + "_check_cleared", "if steps.clearings.is_due(slot):", "if False:"),
+    ),
+    edited(
+        "clearing-is-sent",
+        "nobody sends a slot that a launch in flight clears",
+        (
+            _COPIES + "_check_cleared",
+            "elif reader is Reader.NETWORK_SEND and step > steps.retired_count:",
+            "elif False:",
+        ),
+    ),
+    edited(
+        "cleared-by-its-step-only",
+        "a launch clears every slot that was handed out, whatever it runs over",
+        (
+            _CLEARINGS + "launch",
+            "self._step_of[slot] = step",
+            "self._step_of[slot] = 0",
+        ),
+    ),
+    edited(
+        "uncleared-survives",
+        "a value survives once a launch has cleared its slot",
+        (_USES + "sealed_values", "and not clearings.is_due(value.slot)", "and True"),
     ),
     edited(
         "unsealed-survives",

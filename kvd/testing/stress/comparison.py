@@ -66,6 +66,18 @@ class Comparison:
             "steps",
             f"launched, processed and retired are {told}, expected {expected}",
         )
+        self._clearings()
+
+    def _clearings(self) -> None:
+        """Compare which slots are to be cleared, and by which step the others were."""
+        clearings, books = self.engine.steps.clearings, self.books
+        for slot in () if books.state is None else self.units.place_of[books.state]:
+            told = clearings.is_due(slot), clearings.step_of(slot)
+            expected = slot in books.uncleared, books.clearing_step.get(slot, 0)
+            if told != expected:
+                broken(
+                    "steps", f"slot {slot} is to be cleared, or was, {told}, expected {expected}"
+                )
 
     def _units(self) -> None:
         """Compare maps and unit states: all of a band at once, one by one where that differs."""

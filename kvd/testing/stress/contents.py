@@ -112,6 +112,8 @@ class Contents:
         self.row_slots: Indices = np.zeros(plan.row_count, dtype=np.int64)
         self.uncleared: dict[int, None] = {}
         """Slots that the next launch is to clear; nobody may rely on what they hold."""
+        self.clearing_step: dict[int, int] = {}
+        """The step that cleared a slot, as the first thing that it did."""
         self.pinned: dict[tuple[int, int], str] = {}
         """Band and virtual id of units that must stay where they are, and why."""
         self.moved_count = 0
@@ -296,9 +298,10 @@ class Contents:
             self._cleared(band, live)
 
     def _cleared(self, band: BandContents, virtual: Indices) -> None:
-        if band is self.state and self.uncleared:
+        if band is self.state:
             for slot in virtual.tolist():
                 self.uncleared.pop(slot, None)
+                self.clearing_step.pop(slot, None)
 
     def _clear(self, units: Indices) -> None:
         """Take in that slots were handed out which the next launch is to clear."""
@@ -306,10 +309,11 @@ class Contents:
         virtual = self.state.owners[units]
         self.uncleared.update(dict.fromkeys(virtual[virtual > 0].tolist()))
 
-    def clear_slots(self) -> None:
+    def clear_slots(self, step: int) -> None:
         """Take in a launch, which clears all slots that are to be cleared first of all."""
         if self.uncleared:
             assert self.state is not None
             slots = np.array(list(self.uncleared), dtype=np.int64)
             self.state.tags[slots] = 0
+            self.clearing_step.update(dict.fromkeys(self.uncleared, step))
             self.uncleared.clear()

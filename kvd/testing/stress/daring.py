@@ -28,10 +28,11 @@ def _owners(scheduler: Scheduler) -> list[Request | Value]:
 
 
 def _is_written(scheduler: Scheduler, owner: Request | Value) -> bool:
-    """Return whether a step, a load or a peer may be writing somebody."""
+    """Return whether a step, a load or a peer may be writing somebody, or is still to clear it."""
     model = scheduler.model
     return (
         not scheduler.may_be_told(owner)
+        or model.has_uncleared(owner)
         or model.unknown_step > model.processed_count
         or any(transfer.writes for transfer in owner.transfers.values())
         or (isinstance(owner, Value) and bool(owner.loads))
@@ -101,14 +102,16 @@ def _is_written_by_the_step_in_flight(scheduler: Scheduler, transfer: Transfer) 
 
 
 def _backup(scheduler: Scheduler, pick: int) -> Ask | None:
-    """Copy what a peer or a load is to write."""
+    """Copy what a peer or a load is to write, or a launch is to clear."""
     if not scheduler.limits.copies:
         return None
     model, bands = scheduler.model, scheduler.contents.bands
     writing = [
         value
         for value in model.values.values()
-        if value.loads or any(transfer.writes for transfer in value.transfers.values())
+        if value.loads
+        or value.slot in model.contents.uncleared
+        or any(transfer.writes for transfer in value.transfers.values())
     ]
     for value in scheduler.pick(writing, pick):
         number = model.take_number("copy")

@@ -21,7 +21,7 @@ def plan_forward(
     """Return the plan of a step's forward, and take what it writes into the model."""
     requests = [model.requests[number] for number in runners]
     newest_tag = Tag(contents.newest_tag)
-    contents.clear_slots()
+    contents.clear_slots(step)
     cells, values = _lookups(contents, model, requests)
     words, tags, starts, places = _reads(contents, model, requests)
     if contents.sink_is_zero:

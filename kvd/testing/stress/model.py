@@ -344,14 +344,33 @@ class Model:
         for number, tokens in zip(ids, each, strict=True):
             self.requests[number].computed_tokens += tokens
 
-    def readable_ids_of(self, owner: Request | Value) -> list[Indices]:
-        """Return the virtual ids of somebody that hold something to copy or to send."""
+    def readable_ids_of(
+        self, owner: Request | Value, *, processed_count: int | None = None
+    ) -> list[Indices]:
+        """Return the virtual ids of somebody that hold something to copy or to send.
+
+        A copy is behind whatever was launched; a peer reads what steps that are processed cleared.
+        """
         ids, state = self.ids_of(owner), self.contents.state
-        if state is not None and any(
-            slot in self.contents.uncleared for slot in ids[state.index].tolist()
+        if state is not None and not all(
+            self._is_cleared(slot, processed_count) for slot in ids[state.index].tolist()
         ):
             ids[state.index] = _NONE
         return ids
+
+    def _is_cleared(self, slot: int, processed_count: int | None) -> bool:
+        contents = self.contents
+        if slot in contents.uncleared:
+            return False
+        return processed_count is None or contents.clearing_step.get(slot, 0) <= processed_count
+
+    def has_uncleared(self, owner: Request | Value) -> bool:
+        """Return whether a slot of somebody is to be cleared, or a step in flight clears it."""
+        state = self.contents.state
+        return state is not None and not all(
+            self._is_cleared(slot, self.processed_count)
+            for slot in self.ids_of(owner)[state.index].tolist()
+        )
 
     # ---- values, copies, transfers --------------------------------------------------------------
 

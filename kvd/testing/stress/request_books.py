@@ -80,6 +80,12 @@ class RequestBooks:
         self.refused_now: set[int] = set()
         """Requests whose admission was refused in the running batch."""
         self._batch_counts: dict[int, int] = {}
+        self.position = 0
+        """Where in the log the operation stands that is being taken in."""
+        self.uncleared: dict[int, int] = {}
+        """Slots that no launch has cleared, and where in the log they were handed out."""
+        self.clearing_step: dict[int, int] = {}
+        """By slot: the step that cleared it."""
         lifetimes = shape.lifetimes
         self.band_count = len(lifetimes)
         self.owner = lifetimes.index(Lifetime.FULL)
@@ -301,6 +307,7 @@ class RequestBooks:
         )
         if self.state is not None and names:
             self.units.hand_out(self.state, names, units)
+            self.uncleared.update(dict.fromkeys(names, self.position))
         for held, name in zip(slotless, names, strict=True):
             held.slot = name
 
@@ -398,3 +405,14 @@ class RequestBooks:
                 f"band {band} frees names {sorted(names)}, unnamed are {told.unnamed_of(band)}",
             )
             self.units.free_names(band, names)
+            if band == self.state:
+                for name in names:
+                    self.uncleared.pop(name, None)
+                    self.clearing_step.pop(name, None)
+
+    def clear_slots(self, step: int, position: int) -> None:
+        """Take in a launch, which clears what was handed out up to a position."""
+        for slot, handed_out in list(self.uncleared.items()):
+            if handed_out <= position:
+                del self.uncleared[slot]
+                self.clearing_step[slot] = step

@@ -226,6 +226,7 @@ class RequestOperations:
                 for band, names in enumerate(written):
                     writes |= self.units.grains_of_names(band, names)
         self.units.accesses.launch(operation.step, writes)
+        self.books.clear_slots(operation.step, operation.position)
 
     def _processed(self, program: int, operation: Processed, _result: Done, told: Told) -> None:
         is_news = self.units.process(operation.step)

@@ -309,7 +309,8 @@ class StressRun:
         self.order.check(operation, outcome)
         encoded = encode(outcome)
         self._digest.update(encoded)
-        self.twin.after(program, operation, outcome, encoded)
+        position = self.stage.incarnation.engine.steps.clearings.position
+        self.twin.after(program, operation, outcome, encoded, position=position)
         note_outcome(self.counts, operation, outcome)
         self.model.note(operation, outcome)
 

@@ -24,6 +24,7 @@ from kvd_proto.operations import (
     LoadCancel,
     LoadReserve,
     Processed,
+    Publish,
     Released,
     StepAborted,
     WriteSet,
@@ -50,7 +51,8 @@ _NOTHING_DONE = (Failed, NotRun, Pump, Refusal, Skipped)
 class _Story:
     """What the log says, up to its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, state_index: int | None) -> None:
+        self.state_index = state_index
         self.launched_count = 0
         self.unknown_step = 0
         """The newest step that may have written anything."""
@@ -58,8 +60,10 @@ class _Story:
         """Positions of steps that were processed."""
         self.inserted: dict[int, tuple[int, int]] = {}
         """Per value: where it came to be, and how many steps were launched by then."""
+        self.uncleared: dict[int, int] = {}
+        """By state slot that no launch has cleared: where in the log it was handed out."""
         self.clearing: dict[int, int] = {}
-        """By state slot: the step whose launch clears it, since it was handed out last."""
+        """By state slot: the step that cleared it."""
         self.loads: dict[int, int] = {}
         self.backups: dict[int, Names] = {}
         self.receives: dict[int, Names] = {}
@@ -80,7 +84,7 @@ def check_survivors(
     ``records`` are those of the incarnation, the first of which stands behind ``start_position``;
     up to ``confirmed_position`` effects have run on every rank.
     """
-    story = _Story()
+    story = _Story(state_index)
     for position, record in enumerate(records, start_position + 1):
         _tell(story, position, record)
     waited = max(
@@ -105,8 +109,10 @@ def _is_sealed(story: _Story, value: Value, confirmed_position: int, waited: int
     number = value.number
     position, launched = story.inserted.get(number, (0, 0))
     written_step = max(launched, story.unknown_step)
-    if position and value.slot:
-        written_step = max(written_step, story.clearing[value.slot])
+    if position and value.slot in story.uncleared:
+        return False
+    if position:
+        written_step = max(written_step, story.clearing.get(value.slot, 0))
     return number not in story.spoiled and position <= confirmed_position and written_step <= waited
 
 
@@ -143,13 +149,19 @@ def _operate(story: _Story, position: int, record: LogRecord, outcome: Outcome) 
     for effect in [effect for segment in outcome.segments for effect in segment]:
         if isinstance(effect, WriteSlots):
             handed_out = columns[effect.virtual].tolist()
-            story.clearing.update(dict.fromkeys(handed_out, story.launched_count + 1))
+            for slot in [it for it in handed_out if it]:
+                story.clearing.pop(slot, None)
+                story.uncleared[slot] = position
         elif isinstance(effect, WriteMap) and effect.physical == NO_COLUMN:
             _forget(story, effect.band, columns[effect.virtual])
     operation = decode_operation(record.body)
     match operation:
         case Launch():
             story.launched_count = operation.step
+            for slot, handed_out in list(story.uncleared.items()):
+                if handed_out <= operation.position:
+                    del story.uncleared[slot]
+                    story.clearing[slot] = operation.step
             if operation.writes is not WriteSet.REQUESTS:
                 story.unknown_step = max(story.unknown_step, operation.step)
         case Processed():
@@ -164,6 +176,10 @@ def _operate(story: _Story, position: int, record: LogRecord, outcome: Outcome) 
             story.backups[operation.backup] = operation.virtual
         case Hold():
             story.receives[operation.transfer] = operation.virtual
+        case Publish() if story.state_index is not None:
+            zeroed = story.receives[operation.transfer][story.state_index]
+            for slot in np.frombuffer(zeroed, dtype="<i8").tolist():
+                story.uncleared.pop(slot, None)
         case CancelHold():
             del story.receives[operation.transfer]
         case _:

@@ -51,7 +51,9 @@ def _units(
 ) -> list[Indices]:
     """Return units of each band, or of one of them."""
     model = scheduler.model
-    ids = model.readable_ids_of(owner) if sends else model.ids_of(owner)
+    ids = model.ids_of(owner)
+    if sends:
+        ids = model.readable_ids_of(owner, processed_count=scheduler.processed_count)
     most = count % TRANSFER_UNITS_MAX + 1
     only = band % (len(ids) + 1)
     return [

@@ -31,8 +31,18 @@ class Twin:
         """Operations on which checks were strict."""
         self._random = Random(seed)
 
-    def after(self, program: int, operation: Operation, outcome: Outcome, encoded: bytes) -> None:
+    def after(
+        self,
+        program: int,
+        operation: Operation,
+        outcome: Outcome,
+        encoded: bytes,
+        *,
+        position: int,
+    ) -> None:
         """Decide an operation that was decided, ``encoded`` being its outcome.
+
+        It stands at a position of the log.
 
         Raises StressFailure if this engine decides otherwise, and InvariantError.
         """
@@ -43,6 +53,7 @@ class Twin:
         strict = self._random.randrange(PERMILLE) < STRICT_PERMILLE
         self.strict_count += strict
         self.engine.monitor.level = CheckLevel.STRICT if strict else CheckLevel.WARN
+        self.engine.steps.clearings.position = position
         again = self.engine.decide(program, operation)
         self._compare(type(operation).__name__, outcome, encoded, again)
 

@@ -139,6 +139,7 @@ class UseBooks:
                 if signal not in self.accesses.waited:
                     broken("clearance", f"{what} that copy {signal.number} fills, without a wait")
             self._require_loaded(band, its, what)
+            self._require_cleared(band, its, what)
             self.accesses.open(UseKind.COPY_READ, copy_signal(number), grains)
 
     def _copy(
@@ -209,6 +210,7 @@ class UseBooks:
             for step in self.accesses.writing_steps(grains) if grains else ():
                 broken("clearance", f"{what} what step {step} may write")
             self._require_loaded(band, its, what)
+            self._require_cleared(band, its, what, through_step=self.accesses.retired)
             self.accesses.open(UseKind.NETWORK_SEND, transfer_signal(number), grains)
 
     def cancel_hold(self, number: int) -> None:
@@ -239,6 +241,8 @@ class UseBooks:
             "outcome",
             f"slots {expected} are published, zeroed are {told.zeroed}",
         )
+        for name in names[state] if state is not None else ():
+            self.books.uncleared.pop(name, None)
 
     # ---- ends -----------------------------------------------------------------------------------
 
@@ -292,6 +296,19 @@ class UseBooks:
         for number, load in self.loads.items():
             if not load.submitted and set(names) & set(load.named.get(band, ())):
                 broken("clearance", f"{what} that load {number} is to fill")
+
+    def _require_cleared(
+        self, band: int, names: Sequence[int], what: str, *, through_step: int | None = None
+    ) -> None:
+        """Raise StressFailure for a slot that no launch has cleared, or none of some steps."""
+        if band != self.books.state:
+            return
+        for name in names:
+            step = self.books.clearing_step.get(name, 0)
+            if name in self.books.uncleared:
+                broken("clearance", f"{what} while slot {name} is still to be cleared")
+            if through_step is not None and step > through_step:
+                broken("clearance", f"{what} while step {step} clears slot {name}")
 
     def _unsubmitted(self, number: int) -> OpenLoad:
         load = self.loads.get(number)
