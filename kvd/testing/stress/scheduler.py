@@ -55,10 +55,12 @@ class OpenBatch:
         self.touched: dict[tuple[str, int], Touch] = {}
         self.taken_tokens: dict[int, int] = {}
         self.advanced_tokens: dict[int, int] = {}
-        self.opened: list[int] = []
-        """Requests that it introduces."""
+        self.opened_tokens: dict[int, int] = {}
+        """Requests that it introduces, and the most tokens that each of them then has."""
         self.standing: dict[int, bool] = {}
         """Who joins the standing set in it, or leaves it."""
+        self.standing_if_admitted: dict[int, None] = {}
+        """Who joins the standing set in it only if it is admitted before."""
         self.names_units = False
         """It names units to copies or peers."""
         self.idles = False
