@@ -64,7 +64,7 @@ def _transfer(
 ) -> Ask | None:
     for owner in scheduler.pick(list(owners), pick):
         virtual = _units_of(scheduler, owner, pick)
-        if not any(ids.size for ids in virtual):
+        if not any(ids.size for ids in virtual) or not scheduler.has_network_streams(virtual):
             return None
         number = scheduler.model.take_number("transfer")
         scheduler.model.proposed_transfers[number] = Transfer(number, owner, virtual, writes=writes)

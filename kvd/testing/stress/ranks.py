@@ -5,8 +5,11 @@ gets the same plan of a forward, because the log gives all of them the same plac
 is when it happens. Nothing is raised inside an action; what is wrong is kept as a finding.
 """
 
+from typing import Final
+
 import numpy as np
 
+from kvd.testing.modelled.clock import STREAMS_COUNT_MAX
 from kvd.testing.modelled.device import ModelledDevice, ModelledWork
 from kvd.testing.modelled.memory import ModelledMemory
 from kvd.testing.modelled.shadow import Accesses
@@ -17,6 +20,14 @@ from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd_client import Client
 from kvd_client.device.port import Stream
 from kvd_client.launch import Step
+
+OWN_STREAMS_COUNT: Final = 5
+"""Streams of a rank that are not its network's: allocator, load, backup, and two for forwards."""
+
+
+def network_streams_max(ranks_count: int) -> int:
+    """Return how many streams each rank's network may use at a time; the host is a stream too."""
+    return (STREAMS_COUNT_MAX - 1) // ranks_count - OWN_STREAMS_COUNT
 
 
 class Peer(PlayedPeer):

@@ -60,7 +60,8 @@ def admit(scheduler: Scheduler, step: Admit) -> bool:
         )
 
     scheduler.ask(ask)
-    scheduler.batch.opened += ids
+    taken = takes if step.take_tokens else [0] * count
+    scheduler.batch.opened_tokens.update(zip(ids, taken, strict=True))
     scheduler.touch("request", victims, Touch.CHANGES)
     return True
 
@@ -143,25 +144,32 @@ def _take(
 
 
 def _members(scheduler: Scheduler) -> list[int]:
-    """Return the standing set as it will be; nobody in it is touched otherwise."""
+    """Return the standing set as it will be; nobody in it is touched otherwise.
+
+    Those who join it only if they are admitted are left out.
+    """
     scheduler.calm("request", scheduler.model.standing, Touch.GROWS)
-    changes = scheduler.batch.standing
-    members = [number for number in scheduler.model.standing if changes.get(number, True)]
-    return members + [number for number, joins in changes.items() if joins]
+    members = dict.fromkeys(scheduler.model.standing)
+    for number, joins in scheduler.batch.standing.items():
+        if joins:
+            members[number] = None
+        else:
+            members.pop(number, None)
+    return list(members)
 
 
 def decode(scheduler: Scheduler, step: Decode) -> bool:
     """Grow the standing set by a token each; those that are full leave it before."""
     members = _members(scheduler)
-    requests, taken = scheduler.model.requests, scheduler.batch.taken_tokens
-    if any(number not in requests for number in members):
-        scheduler.send()  # somebody joined who is only just asked for
+    most, batch = scheduler.limits.context_tokens, scheduler.batch
+    if any(
+        batch.opened_tokens[number] + batch.taken_tokens.get(number, 0) >= most
+        for number in batch.standing_if_admitted
+    ):
+        scheduler.send()  # who is full has to leave, and cannot before he is admitted
         members = _members(scheduler)
-    full = [
-        number
-        for number in members
-        if requests[number].tokens + taken.get(number, 0) >= scheduler.limits.context_tokens
-    ]
+    requests, taken = scheduler.model.requests, scheduler.batch.taken_tokens
+    full = [number for number in members if requests[number].tokens + taken.get(number, 0) >= most]
     if full:
         scheduler.ask(lambda batch: batch.standing(remove=full))
         scheduler.batch.standing.update(dict.fromkeys(full, False))
@@ -171,7 +179,7 @@ def decode(scheduler: Scheduler, step: Decode) -> bool:
         return False
     victims = scheduler.victims(step.victims_count % 4, step.first_victim_index)
     scheduler.ask(lambda batch: batch.take(STANDING, 1, victims=victims))
-    for number in growing:
+    for number in (*growing, *scheduler.batch.standing_if_admitted):
         taken[number] = taken.get(number, 0) + 1
     scheduler.touch("request", growing, Touch.GROWS)
     scheduler.touch("request", victims, Touch.CHANGES)
@@ -183,7 +191,7 @@ def stand(scheduler: Scheduler, step: Stand) -> bool:
     batch = scheduler.batch
     those = [
         number
-        for number in [*scheduler.model.requests, *batch.opened]
+        for number in [*scheduler.model.requests, *batch.opened_tokens]
         if scheduler.is_free_for("request", number, Touch.GROWS)
     ]
     chosen = sorted(scheduler.pick(those, step.pick_index, step.count % 4 + 1))
@@ -192,13 +200,13 @@ def stand(scheduler: Scheduler, step: Stand) -> bool:
     standing = scheduler.model.standing
     inside = [number for number in chosen if batch.standing.get(number, number in standing)]
     # An operation that names somebody who is refused is skipped as a whole.
-    fresh = [number for number in chosen if number in batch.opened]
+    fresh = [number for number in chosen if number in batch.opened_tokens]
     joining = [number for number in chosen if number not in inside and number not in fresh]
     if joining or inside:
         scheduler.ask(lambda batch: batch.standing(joining, inside))
     for number in fresh:
-        if number not in inside:
-            scheduler.ask(partial(_join, number))
+        scheduler.ask(partial(_join, number))
+    batch.standing_if_admitted.update(dict.fromkeys(fresh))
     batch.standing.update(dict.fromkeys(inside, False))
     batch.standing.update(dict.fromkeys(joining, True))
     scheduler.touch("request", [*joining, *inside], Touch.GROWS)
@@ -233,7 +241,9 @@ def advance(scheduler: Scheduler, step: Advance) -> bool:
             advanced[number] = planned + each[-1]
     if not ids:
         return False
-    if step.standing and len(ids) == len(chosen) and len(dict.fromkeys(each)) == 1:
+    # No forward has computed anything for those who are only just asked for.
+    are_all = ids == chosen and not scheduler.batch.standing_if_admitted
+    if step.standing and are_all and len(dict.fromkeys(each)) == 1:
         scheduler.ask(lambda batch: batch.advance(STANDING, each[0]))
     else:
         scheduler.ask(lambda batch: batch.advance(ids, each))

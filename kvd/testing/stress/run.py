@@ -34,7 +34,7 @@ from kvd.testing.stress.pace import Pace
 from kvd.testing.stress.plans import ForwardPlan
 from kvd.testing.stress.played_rank import PlayedRank
 from kvd.testing.stress.program import AnyStep, Program
-from kvd.testing.stress.ranks import StressRank
+from kvd.testing.stress.ranks import StressRank, network_streams_max
 from kvd.testing.stress.rest import check_units_at_rest
 from kvd.testing.stress.scheduler import POOL_PLACES_COUNT, Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
@@ -183,7 +183,15 @@ class StressRun:
         self.model = model
         self.scheduler = Scheduler(
             model,
-            Limits(plan.context_tokens, sized.chunk_tokens, plan.page_tokens, copies=self.copies),
+            Limits(
+                plan.context_tokens,
+                sized.chunk_tokens,
+                plan.page_tokens,
+                copies=self.copies,
+                network_streams_max=(
+                    None if self.world is None else network_streams_max(self.program.ranks_count)
+                ),
+            ),
             overlap=self.program.overlap,
             carry=self._carry,
         )

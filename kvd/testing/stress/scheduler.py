@@ -43,6 +43,11 @@ class Limits(NamedTuple):
     page_tokens: int
     copies: bool = True
     """Whether the ranks' devices copy to host pools."""
+    network_streams_max: int | None = None
+    """Streams that all open transfers together may use on a rank; None where nothing limits them.
+
+    A transfer uses one for every band of which it has units.
+    """
 
 
 class OpenBatch:
@@ -55,10 +60,12 @@ class OpenBatch:
         self.touched: dict[tuple[str, int], Touch] = {}
         self.taken_tokens: dict[int, int] = {}
         self.advanced_tokens: dict[int, int] = {}
-        self.opened: list[int] = []
-        """Requests that it introduces."""
+        self.opened_tokens: dict[int, int] = {}
+        """Requests that it introduces, and the most tokens that each of them then has."""
         self.standing: dict[int, bool] = {}
         """Who joins the standing set in it, or leaves it."""
+        self.standing_if_admitted: dict[int, None] = {}
+        """Who joins the standing set in it only if it is admitted before."""
         self.names_units = False
         """It names units to copies or peers."""
         self.idles = False
@@ -202,6 +209,16 @@ class Scheduler:
     def may_end(self, owner: Request | Value) -> bool:
         """Return whether no peer writes somebody, or is to."""
         return not any(transfer.receives for transfer in owner.transfers.values())
+
+    def has_network_streams(self, virtual: Sequence[Indices]) -> bool:
+        """Return whether ranks have streams for another transfer, of these units per band."""
+        most = self.limits.network_streams_max
+        if most is None:
+            return True
+        model = self.model
+        transfers = [*model.transfers.values(), *model.proposed_transfers.values()]
+        all_virtual = [virtual, *[transfer.virtual for transfer in transfers]]
+        return sum(ids.size > 0 for per_band in all_virtual for ids in per_band) <= most
 
     def may_be_told(self, owner: Request | Value) -> bool:
         """Return whether no forward in flight reads or writes somebody, as far as is stated."""

@@ -79,7 +79,7 @@ def hold(scheduler: Scheduler, step: Hold) -> bool:
     if owner is None:
         return False
     virtual = _units(scheduler, owner, step.band, step.count, sends=False)
-    if not any(ids.size for ids in virtual):
+    if not any(ids.size for ids in virtual) or not scheduler.has_network_streams(virtual):
         return False
     number, units = _propose(scheduler, owner, virtual, writes=True)
     scheduler.ask(lambda batch: batch.hold(number, units))
@@ -92,7 +92,7 @@ def post(scheduler: Scheduler, step: Post) -> bool:
     if owner is None:
         return False
     virtual = _units(scheduler, owner, step.band, step.count, sends=True)
-    if not any(ids.size for ids in virtual):
+    if not any(ids.size for ids in virtual) or not scheduler.has_network_streams(virtual):
         return False
     number, units = _propose(scheduler, owner, virtual, writes=False)
     scheduler.ask(lambda batch: batch.post(number, units))
