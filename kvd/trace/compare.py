@@ -26,7 +26,7 @@ from kvd.trace.adapter import (
     Recorded,
     Script,
 )
-from kvd.trace.forms import Form, logical
+from kvd.trace.forms import Form, Plain, logical
 from kvd.trace.records import Head
 from kvd_proto.errors import KvdError
 
@@ -34,7 +34,6 @@ MISSING: Final = "nothing"
 """Stands where one side has a field or an entry that the other has not."""
 BEFORE: Final = "before the first event"
 
-Plain: TypeAlias = Form | list[Any] | str | int | bool | None
 Difference: TypeAlias = tuple[str, Plain, Plain]
 """Path of a field, and what both sides have there."""
 
