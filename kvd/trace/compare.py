@@ -81,7 +81,9 @@ class Comparison:
         """States that were compared and equal."""
         self.position = 0
         self.ending: str | None = None
-        """How the recording ended, if it says so."""
+        """How the recording ended; None where the events are no recording."""
+        self.complete: bool | None = None
+        """Whether the recording says that nothing is missing; None where it is none."""
         self.divergence: Divergence | None = None
         self.state: CommonState | None = None
         """The last one that both had."""
@@ -258,7 +260,9 @@ def _played(
         stack.callback(right.close)
         comparer = Comparer(left, right, answers_only=answers_only)
         result = comparer.run(script.head, script, snap_every=snap_every, snap_from=snap_from)
-        if not isinstance(script, Script) or script.complete is not None:
+        if isinstance(script, Script):
+            result.complete = script.complete
+        if not isinstance(script, Script) or not script.was_cut:
             comparer.finish()
         return result
 

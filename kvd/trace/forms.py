@@ -43,6 +43,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 _COUNTS: Final = "<i4"
 _IDS_MAX: Final = 1 << 26
 """More than a message holds; a slip of the pen in a file is told before it fills the memory."""
+_COMPLAINT_CHARACTERS_MAX: Final = 200
 _NUMBER_END: Final = 1 << 63
 _RUNS_WANTED: Final = "a list of runs [first, count]"
 _COUNTS_WANTED: Final = "a list of whole numbers"
@@ -53,7 +54,16 @@ _TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     for kind in (*OPERATION_TYPES, *FACT_TYPES, *OWN_ENTRY_TYPES)
 }
 OPERATION_NAMES: Final = tuple(str(kind.__struct_config__.tag) for kind in OPERATION_TYPES)
+OWN_ENTRY_NAMES: Final = tuple(str(kind.__struct_config__.tag) for kind in OWN_ENTRY_TYPES)
 FACT_NAMES: Final = tuple(str(kind.__struct_config__.tag) for kind in FACT_TYPES)
+
+
+def line_of(error: Exception) -> str:
+    """Return what a decoder complains of as one short line: it quotes whatever it has read."""
+    text = "".join(sign if sign.isprintable() else "?" for sign in str(error))
+    return (
+        text if len(text) <= _COMPLAINT_CHARACTERS_MAX else f"{text[:_COMPLAINT_CHARACTERS_MAX]}..."
+    )
 
 
 def runs_of(ids: Ints) -> Runs:
@@ -129,7 +139,7 @@ def message_of(kind: str, form: Form) -> msgspec.Struct:
     except OverflowError as error:
         raise FileError(f"{kind} has a number that does not fit into 64 bits") from error
     except (TypeError, UnicodeError, msgspec.ValidationError) as error:
-        raise FileError(f"{kind} cannot be read: {error}") from error
+        raise FileError(f"{kind} cannot be read: {line_of(error)}") from error
 
 
 def _array_form(encoded: bytes, dtype: str) -> object:
@@ -303,12 +313,17 @@ LOGICAL_FIELDS: Final = (
 def logical(answer: Form) -> Form:
     """Return the part of an answer that does not depend on which unit was chosen."""
     kept: Form = {name: answer[name] for name in LOGICAL_FIELDS if name in answer}
-    if "refusals" in answer:
-        kept["refusals"] = [
-            {"request": refusal["request"], "reason": refusal["reason"]}
-            for refusal in answer["refusals"]
-        ]
+    refusals = answer.get("refusals")
+    if isinstance(refusals, list):
+        kept["refusals"] = [_logical_refusal(one) for one in cast("list[Plain]", refusals)]
     return kept
+
+
+def _logical_refusal(refusal: Plain) -> Plain:
+    """Return who was refused and why; what is no refusal, as a foreign answer may be, is kept."""
+    if not isinstance(refusal, dict):
+        return refusal
+    return {name: refusal.get(name) for name in ("request", "reason")}
 
 
 def _refusal(refusal: Refusal) -> Form:

@@ -27,6 +27,7 @@ from kvd.engine.start import IncarnationStart
 from kvd.errors import FileError
 from kvd.price.geometry import BandKind, chain_geometry
 from kvd.trace.adapter import Event, Recorded
+from kvd.trace.forms import line_of
 from kvd.trace.head import validate_shape
 from kvd.trace.records import FORMAT, Head
 from kvd.trace.step import Step, event_of, units_of, validate_step
@@ -256,7 +257,7 @@ def _read(text: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = str(error)
+        message = line_of(error)
         if "unknown field" in message and " - at" not in message:
             message += f"; there are {', '.join(getattr(kind, '__struct_fields__', ()))}"
         raise FileError(message) from error

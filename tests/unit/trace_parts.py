@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from kvd.engine.snap import StageSnap
 from kvd.trace.adapter import Adapter, Decision, Event, RecordedAdapter, Script
-from kvd.trace.records import AnyRecord, Head, encode_record, read_lines
+from kvd.trace.records import AnyRecord, Cut, Head, Written, encode_record, read_lines
 from kvd.trace.stage import StageAdapter
 from kvd.trace.writer import TracedIncarnation
 from tests.stateful.program import TIGHT, batches
@@ -30,14 +30,15 @@ def traced(seed: int = 5, *, snap_entries: int = 16) -> bytes:
     return sink.getvalue().replace(b'"check_level":"strict"', b'"check_level":"off"', 1)
 
 
-def records(data: bytes) -> list[AnyRecord]:
-    """Return the records of a trace."""
-    return list(read_lines(io.BytesIO(data), name="a trace"))
+def records(data: bytes) -> list[Written]:
+    """Return the records of a trace that stand in it."""
+    found = read_lines(io.BytesIO(data), name="a trace")
+    return [record for record in found if not isinstance(record, Cut)]
 
 
 def script(data: bytes) -> Script:
     """Return a trace as events."""
-    return Script(read_lines(io.BytesIO(data), name="a trace"))
+    return Script(read_lines(io.BytesIO(data), name="a trace"), name="a trace")
 
 
 def recorded(data: bytes) -> Callable[[], RecordedAdapter]:
