@@ -3,14 +3,21 @@
 The daemon names requests by row; engines name them by id. The book follows the operations that were
 decided, in position order, so it says what the daemon's books say at the applied position.
 
+Requests belong to the group, not to a program: another program may retract, free or insert those of
+this one. Of its operations the log tells the outcome alone, so an end shows by what follows from
+it: a retracted row, pages that are gone, or a row that another request has. Who held no page, or
+whose pages became a value, keeps a row here until then; the daemon refuses its id meanwhile.
+
 Invariants:
     book.rows_match: `_rows[id] = row` exactly if `_ids[row] = id`, for every row > 0
     book.standing_known: every id of the standing set has a row
 """
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvd_client.arrays import id_array
 from kvd_client.calls import Call, Ids, StandingSet
@@ -18,9 +25,6 @@ from kvd_client.errors import KvdClientError, ReplyError, UnknownRequestError
 from kvd_client.results import NONE, Columns, Int64s, column
 from kvd_proto.operations import Free, Insert, Standing
 from kvd_proto.outcomes import AdmitResult, AnyResult, Done, Freed, TakeResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LOOKUPS_MAX: Final = 64
 """Id lists whose rows are remembered; the list is emptied when it is full."""
@@ -39,6 +43,8 @@ class RequestBook:
         # Rows by the bytes of the id list. Whoever binds or frees a row empties it: the same bytes
         # may then mean other rows.
         self._lookups: dict[bytes, Int64s] = {}
+        self._others_end = False
+        """Whether another program may have ended requests that have a row here."""
         self._notes: dict[type[AnyResult], Callable[[Call, AnyResult, Columns], None]] = {
             TakeResult: self._note_take,
             AdmitResult: self._note_admit,
@@ -87,6 +93,24 @@ class RequestBook:
         if note is not None:
             note(call, result, columns)
 
+    def note_other(
+        self, result: AnyResult, columns: Columns, without_pages: Callable[[Int64s], Int64s]
+    ) -> None:
+        """Take in what was decided for another program: whom it ended, and whose rows it has.
+
+        ``without_pages`` returns those of rows that hold tokens whose pages are gone by now.
+        """
+        if isinstance(result, AdmitResult):
+            self._end_rows(column(columns, result.retracted))
+            rows = column(columns, result.rows)
+            self._end_rows(rows[rows.nonzero()[0]])
+        elif isinstance(result, TakeResult):
+            self._end_rows(column(columns, result.retracted))
+        elif isinstance(result, (Freed, Done)):
+            self._others_end = True
+            if isinstance(result, Freed):
+                self._end_rows(without_pages(self._lengths.nonzero()[0]))
+
     def check(self) -> None:
         """Raise KvdClientError naming the first invariant that does not hold."""
         bound = self._ids.nonzero()[0]
@@ -101,16 +125,26 @@ class RequestBook:
     def _note_take(self, call: Call, result: AnyResult, columns: Columns) -> None:
         assert isinstance(result, TakeResult)
         retracted = column(columns, result.retracted)
-        rows = self.rows(StandingSet.STANDING if call.ids is None else call.ids)
-        tokens = call.tokens
+        try:
+            rows = self.rows(StandingSet.STANDING if call.ids is None else call.ids)
+            tokens = call.tokens
+        except UnknownRequestError:
+            rows, tokens = self._own_growth(call)
         if len(retracted):
             staying = ~np.isin(rows, retracted)
             rows = rows[staying]
             tokens = tokens if isinstance(tokens, int) else tokens[staying]
-            self._end(self._ids[retracted])
+            self._end_rows(retracted)
         starts = self._lengths[rows]
         self._starts[rows] = starts
         self._lengths[rows] = starts + tokens
+
+    def _own_growth(self, call: Call) -> tuple[Int64s, Int64s | int]:
+        """Return rows and tokens of a take, without those of requests of another program."""
+        assert call.ids is not None
+        known = self._is_known(call.ids)
+        tokens = call.tokens
+        return self.rows(call.ids[known]), tokens if isinstance(tokens, int) else tokens[known]
 
     def _note_admit(self, call: Call, result: AnyResult, columns: Columns) -> None:
         assert isinstance(result, AdmitResult)
@@ -119,12 +153,13 @@ class RequestBook:
         if len(rows) != len(ids):
             raise ReplyError(f"admit of {len(ids)} requests answered with {len(rows)} rows")
         retracted = column(columns, result.retracted)
-        if len(retracted):
-            self._end(self._ids[retracted])  # first: their rows may be given to the admitted
+        self._end_rows(retracted)  # first: their rows may be given to the admitted
         fits = rows.nonzero()[0]
         if not len(fits):
             return
         granted = rows[fits]
+        if self._others_end and len(np.unique(granted)) == len(granted):
+            self._end_rows(granted)  # of whoever had one another program has ended
         for request, row in zip(ids[fits].tolist(), granted.tolist(), strict=True):
             if not 0 < row < len(self._ids) or self._ids[row]:
                 raise ReplyError(f"request {request} was given row {row}, which is not free here")
@@ -142,11 +177,21 @@ class RequestBook:
     def _note_freed(self, call: Call, _result: AnyResult, _columns: Columns) -> None:
         # An advance gives units back too, but ends nobody.
         if isinstance(call.operation, Free):
-            ids = NONE if call.ids is None else call.ids
-            known = [request in self._rows for request in ids.tolist()]
-            self._end(ids[known])  # the others were waiting and never had a row
+            self._end(NONE if call.ids is None else call.ids)
+
+    def _end_rows(self, rows: Int64s) -> None:
+        """End whoever has these rows; those of another program's requests have nobody here."""
+        if not len(rows):
+            return
+        if rows.min() < 0 or rows.max() >= len(self._ids):
+            raise ReplyError(f"rows {rows.tolist()!r:.80} are not all among the {len(self._ids)}")
+        self._end(self._ids[rows])
 
     def _end(self, ids: Int64s) -> None:
+        """End requests; one that has no row here was waiting, or is another program's."""
+        ids = ids[self._is_known(ids)]
+        if not len(ids):
+            return
         rows = self.rows(ids)
         for request in ids.tolist():
             del self._rows[request]
@@ -155,6 +200,10 @@ class RequestBook:
         self._starts[rows] = 0
         self._standing = self._without(ids)
         self._forget_lookups()
+
+    def _is_known(self, ids: Int64s) -> NDArray[np.bool_]:
+        """Return which requests have a row."""
+        return np.array([request in self._rows for request in ids.tolist()], dtype=bool)
 
     def _note_done(self, call: Call, _result: AnyResult, _columns: Columns) -> None:
         if isinstance(call.operation, Insert):
@@ -183,5 +232,5 @@ class RequestBook:
         except KeyError as error:
             raise UnknownRequestError(
                 f"request {error.args[0]} has no row here: no operation that this client sent, or "
-                "has the record of, admitted it, or it was freed since"
+                "has the record of, admitted it, or it ended since"
             ) from None

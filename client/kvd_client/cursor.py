@@ -164,13 +164,16 @@ class Cursor:
         guard = self._guard_of(entries, calls) if self._unaware else None
         reply = self._applier.assemble_reply(self.applied + 1, outcomes, columns, guard)
         failed = self._answer(entries, calls, columns) if answers else None
-        for outcome, call, own_columns in zip(outcomes, calls, columns, strict=True):
+        for entry, call, own_columns in zip(entries, calls, columns, strict=True):
+            outcome = entry.outcome
             if outcome.segments:
                 self._mirror.apply(outcome, own_columns)
             if call is not None:
                 self._book.note(call, outcome.result, own_columns)
             elif isinstance(outcome.result, ReleasedResult):
                 self.released.append(outcome.result)
+            elif entry.program != FACT_PROGRAM:
+                self._book.note_other(outcome.result, own_columns, self._mirror.without_pages)
         self._applier.enqueue_reply(reply)
         self.stamp = TableStamp(self.applied, self._mirror.move_epoch)
         return failed

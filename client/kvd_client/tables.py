@@ -50,6 +50,11 @@ class TableMirror:
         self._page_shift = plan.page_tokens.bit_length() - 1 if power_of_two else None
         states = [i for i, band in enumerate(plan.bands) if band.lifetime == Lifetime.STATE]
         self._state_index = states[0] if states else None
+        self._owner_map = next(
+            entries
+            for entries, band in zip(self._maps, plan.bands, strict=True)
+            if band.lifetime == Lifetime.FULL
+        )
         self._iota: Int64s = np.arange(1024, dtype=np.int64)
         self.move_epoch = 0
         """Counts the applied entries that moved units: each may make earlier tables wrong."""
@@ -135,6 +140,11 @@ class TableMirror:
         virtual, indptr = self.pages(rows, lengths)
         physical = self._maps[band_index][virtual]
         return Ragged(physical.astype(np.int32), indptr.astype(np.int32))
+
+    def without_pages(self, rows: Int64s) -> Int64s:
+        """Return those of rows that hold tokens whose requests ended: the owner binds no page."""
+        gone: Int64s = rows[self._owner_map[self._places[rows * self._row_pages]] == SINK]
+        return gone
 
     def block_table(
         self, band_index: int, rows: Int64s, lengths: Int64s, *, columns_count: int | None

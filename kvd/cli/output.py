@@ -5,7 +5,8 @@ while the version stays.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import click
@@ -37,3 +38,39 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH_COLUMNS)
     console.print(table)
+
+
+@contextmanager
+def shown_progress(
+    title: str, *, total_count: int, is_wanted: bool = True
+) -> Generator[Callable[[int, str], None], None, None]:
+    """Give a function that moves a bar on stderr, or one that shows nothing if nobody looks.
+
+    It takes how many of the total are done, and what else there is to say.
+    """
+    # Loaded here: it takes longer to import than the rest of the command.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not is_wanted or not console.is_terminal:
+        yield _show_nothing
+        return
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=total_count, text="")
+
+        def show(done_count: int, text: str) -> None:
+            bar.update(task, completed=done_count, text=text)
+
+        yield show
+
+
+def _show_nothing(_done_count: int, _text: str) -> None:
+    """Show nothing."""

@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from kvd.cli.output import print_json
+from kvd.cli.output import print_json, shown_progress
 from kvd.cli.picture import render_map
 from kvd.cli.watch import Watch
 from kvd.declare.model import declare_model
@@ -357,10 +357,11 @@ def _own_daemon(options: Options) -> Generator[LocalDaemon | None, None, None]:
 
 
 def _run(spec: ReplaySpec, address: str, watch: Watch, *, as_json: bool) -> ReplayOutcome:
-    with _shown_progress(len(spec.requests), as_json=as_json) as show:
+    with shown_progress("requests", total_count=len(spec.requests), is_wanted=not as_json) as show:
 
         def observe(progress: RankProgress) -> None:
-            show(progress)
+            tokens, passes = progress.served_tokens, progress.pass_count
+            show(progress.served_count, f"{tokens:,} tokens, {passes:,} iterations")
             watch.look()
 
         return run_replay(spec, address=address, observe=observe, on_end=watch.settle)
@@ -390,40 +391,6 @@ def _introduce(options: Options, selection: Selection) -> None:
                 "are let in than can all grow to\ntheir full length: pages are moved to make room, "
                 "and some requests are retracted and served again."
             )
-
-
-@contextmanager
-def _shown_progress(
-    request_count: int, *, as_json: bool
-) -> Generator[Callable[[RankProgress], None], None, None]:
-    """Give a function that moves a progress bar, or one that shows nothing if nobody looks."""
-    # Loaded here: it takes longer to import than the rest of the command.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield lambda _: None
-        return
-    columns = (
-        TextColumn("requests"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[tokens]:,} tokens, {task.fields[passes]:,} iterations"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("requests", total=request_count, tokens=0, passes=0)
-
-        def show(progress: RankProgress) -> None:
-            bar.update(
-                task,
-                completed=progress.served_count,
-                tokens=progress.served_tokens,
-                passes=progress.pass_count,
-            )
-
-        yield show
 
 
 def _conclude(report: ReplayReport, watch: Watch, *, as_json: bool) -> None:

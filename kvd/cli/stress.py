@@ -9,8 +9,10 @@ from typing import Final
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from kvd.cli.mutants import hunt_mutants
+from kvd.cli.output import shown_progress
 from kvd.errors import FileError
 from kvd.testing.mutants.hunt import OPERATIONS_MAX as FAULT_OPERATIONS_COUNT
 from kvd.testing.stress.as_test import as_test
@@ -18,13 +20,23 @@ from kvd.testing.stress.coverage import lines_of
 from kvd.testing.stress.program import Program, decode_program, encode_program
 from kvd.testing.stress.run import ORACLE_PERMILLE, run
 from kvd.testing.stress.shapes import SHAPES
-from kvd.testing.stress.shrink import attempt, shrink
+from kvd.testing.stress.shrink import Failing, Shrunk, attempt, shrink
 from kvd.testing.stress.sweep import Backend, SeedJob, SeedReport, jobs_of, play_all
 
 EXIT_FOUND: Final = 1
 SEEDS_COUNT: Final = 22
 OPERATIONS_COUNT: Final = 1000
 SHRINK_RUNS_COUNT: Final = 400
+FAULT_ONLY: Final = ("table", "afresh", "recorded", "faults")
+NEEDS_TABLE: Final = ("afresh", "recorded")
+FAULT_EFFECTS: Final = (*FAULT_ONLY, "plants_faults", "processes_count", "operations_max")
+"""What --mutants listens to; the options below say the same of others."""
+RECORDED_EFFECTS: Final = ("recorded", "table", "faults", "plants_faults", "processes_count")
+PROGRAM_EFFECTS: Final = ("program_path", "out_path", "shrink_runs_max")
+WITHOUT_EFFECT: Final = {
+    Backend.DAEMON: ("oracle_permille", "shrink_runs_max"),
+    Backend.CUDA: ("shrink_runs_max",),
+}
 PERMILLE: Final = 1000
 MS_PER_S: Final = 1000
 
@@ -150,6 +162,7 @@ def stress(  # one parameter per option is how click works
     With --mutants faults are planted instead, those that are named or all of them, and the exit
     code is 1 if one is not noticed.
     """
+    _refuse_without_effect(click.get_current_context())
     if plants_faults:
         sys.exit(
             hunt_mutants(
@@ -161,8 +174,6 @@ def stress(  # one parameter per option is how click works
                 recorded_only=recorded,
             )
         )
-    if faults or table is not None or afresh or recorded:
-        raise click.UsageError("faults and their table go with --mutants")
     if program_path is not None:
         sys.exit(_replay(program_path, shrink_runs_max, out_path))
     jobs = jobs_of(
@@ -184,6 +195,36 @@ def stress(  # one parameter per option is how click works
         runs_max = shrink_runs_max if backend == Backend.MODELLED else 0
         _show(decode_program(report.program_json), report.check, runs_max)
     sys.exit(EXIT_FOUND if failed else 0)
+
+
+def _refuse_without_effect(context: click.Context) -> None:
+    """Raise UsageError naming every option that was given and has no effect beside the others."""
+    given = {
+        parameter.name: " ".join(context.params["faults"])
+        if parameter.name == "faults"
+        else parameter.opts[0]
+        for parameter in context.command.params
+        if context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+        and context.params[parameter.name] != ()
+    }
+    for name, option in given.items():
+        if name in FAULT_ONLY and "plants_faults" not in given:
+            raise click.UsageError(f"{option} goes with --mutants")
+        if name in NEEDS_TABLE and "table" not in given:
+            raise click.UsageError(f"{option} needs a --table")
+    backend = context.params["backend"]
+    beside: dict[str, tuple[str, ...]] = {
+        "--mutants": FAULT_EFFECTS if "plants_faults" in given else (),
+        "--recorded": RECORDED_EFFECTS if "recorded" in given else (),
+        "--program": PROGRAM_EFFECTS if "program_path" in given else (),
+    }
+    for option, effects in beside.items():
+        idle = [flag for name, flag in given.items() if effects and name not in effects]
+        if idle:
+            raise click.UsageError(f"{', '.join(idle)}: no effect with {option}; leave it out")
+    for name in WITHOUT_EFFECT.get(Backend(backend), ()):
+        if name in given:
+            raise click.UsageError(f"{given[name]}: no effect with --backend {backend}")
 
 
 def _sweep(
@@ -254,7 +295,7 @@ def _show(program: Program, check: str, runs_max: int) -> Program:
     """Make a failing program smaller and print it; return what came of it."""
     small = program
     if runs_max:
-        shrunk = shrink(program, attempt, runs_max=runs_max)
+        shrunk = _shrunk(program, check, runs_max)
         small = shrunk.program
         click.echo(
             f"{check}: {len(program.steps)} steps became {len(small.steps)} in "
@@ -263,6 +304,23 @@ def _show(program: Program, check: str, runs_max: int) -> Program:
         click.echo(as_test(small, check))
     click.echo(encode_program(small).decode())
     return small
+
+
+def _shrunk(program: Program, check: str, runs_max: int) -> Shrunk:
+    """Make a failing program smaller, which takes up to minutes, and show how far it is."""
+    steps_count, runs_count = len(program.steps), 0
+    with shown_progress("making it smaller, runs", total_count=runs_max) as show:
+
+        def played(candidate: Program) -> Failing | None:
+            nonlocal steps_count, runs_count
+            failing = attempt(candidate)
+            runs_count += 1
+            if failing is not None and failing.check == check:
+                steps_count = min(steps_count, failing.steps_count)
+            show(runs_count, f"{steps_count} steps left")
+            return failing
+
+        return shrink(program, played, runs_max=runs_max)
 
 
 def _write(folder: Path | None, name: str, content: bytes) -> None:

@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 def open_trace(path: Path) -> Script:
     """Return a trace from its beginning; raises FileError."""
-    return Script(read_trace(path))
+    return Script(read_trace(path), name=str(path))
 
 
 def maker_of(name: str) -> AdapterMaker:

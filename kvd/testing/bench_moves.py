@@ -92,10 +92,12 @@ def open_cuda(size_bytes: int) -> Place:
     """Return memory of the first GPU; raises DeviceError without one."""
     torch: Any = import_module("torch")
 
-    from kvd_client.device.cuda.arena import create_arena
     from kvd_client.device.cuda.device import cuda_device
 
     device, fences = cuda_device(), _new_fences()
+    # Loads the bindings, of which the device says in its own words that they are not there.
+    from kvd_client.device.cuda.arena import create_arena
+
     descriptor = create_arena(device.gpu_uuid, size_bytes)
     memory = device.map(descriptor, size_bytes)
     os.close(descriptor)

@@ -19,6 +19,7 @@ from kvd.trace.forms import Form
 from kvd.trace.records import (
     AnyEntered,
     AnyRecord,
+    Cut,
     End,
     Ext,
     Gap,
@@ -138,13 +139,16 @@ class Script:
     A batch is whole when its ``batch_end`` has its ``res``; one that was cut off is left out.
     """
 
-    def __init__(self, records: Iterator[AnyRecord]) -> None:
-        """Read the head; raises FileError."""
+    def __init__(self, records: Iterator[AnyRecord], *, name: str) -> None:
+        """Read the head; ``name`` says in errors which trace it is; raises FileError."""
+        self._name = name
         head = next(records)
         assert isinstance(head, Head)
         self.head = head
         self.complete: bool | None = None
-        """Whether the trace says that nothing is missing; None while it is read or was cut off."""
+        """Whether the trace says that nothing is missing; None while it is read."""
+        self.was_cut = False
+        """Whether the trace ends anywhere, so that entries may be missing at its very end."""
         self._records = records
         self._held: Recorded | None = None
         self._operations: list[Op] = []
@@ -158,28 +162,42 @@ class Script:
         for record in self._records:
             if isinstance(record, (Op, Ext, Gate)):
                 if entered is not None or record.position != position + 1:
-                    raise FileError(
+                    raise self._wrong(
                         f"entry {record.position} stands behind entry {position}; a trace has "
                         f"every entry once, each with its res"
                     )
                 entered, position = record, record.position
             elif isinstance(record, Res):
                 if entered is None or record.position != position:
-                    raise FileError(f"the res of entry {record.position} does not stand behind it")
+                    raise self._wrong(
+                        f"the res of entry {record.position} does not stand behind it"
+                    )
                 yield from self._take(entered, record)
                 entered = None
             elif isinstance(record, Snap):
                 held = self._held
                 if held is None or record.position != position:
-                    raise FileError(f"the snap behind entry {record.position} is inside a batch")
+                    raise self._wrong(f"the snap behind entry {record.position} is inside a batch")
                 self._held = msgspec.structs.replace(held, snap=record.snap)
             elif isinstance(record, (End, Gap)):
                 yield from self._release()
                 self.complete = isinstance(record, End)
                 text = record.cause if isinstance(record, End) else f"gap: {record.reason}"
                 yield Recorded(event=None, decisions=(), ending=text)
-                return
-        yield from self._release()
+            elif isinstance(record, Cut):
+                yield from self._release()
+                self.complete, self.was_cut = False, True
+                yield Recorded(event=None, decisions=(), ending=self._cut_text(record))
+
+    def _cut_text(self, cut: Cut) -> str:
+        lost = "" if not self._operations else ", whose batch is left out because it is not whole"
+        return (
+            f"the trace was cut off behind entry {cut.position}{lost}: whoever wrote it ended, or "
+            "still writes"
+        )
+
+    def _wrong(self, message: str) -> FileError:
+        return FileError(f"{self._name}: {message}")
 
     def _take(self, entered: AnyEntered, res: Res) -> Iterator[Recorded]:
         decision = Decision(
@@ -199,6 +217,11 @@ class Script:
             )
             yield from self._hold(Recorded(event=event, decisions=(decision,)))
             return
+        if self._operations and entered.program != self._operations[0].program:
+            raise self._wrong(
+                f"entry {entered.position} is of program {entered.program}, inside a batch of "
+                f"program {self._operations[0].program}"
+            )
         self._operations.append(entered)
         self._decisions.append(decision)
         if entered.type == "batch_end":
@@ -265,7 +288,8 @@ class RecordedAdapter:
     def feed(self, event: Event) -> Sequence[Decision]:
         """Return what was decided then; raises FileError if another event was recorded."""
         if self._next is None or self._next.event is None:
-            raise FileError(f"{self.name} has no more events")
+            ending = None if self._next is None else self._next.ending
+            raise FileError(f"{self.name} has no more events: {ending}")
         if self._next.event != event:
             raise FileError(f"{self.name} has another event here: {self._next.event}")
         return self._advance().decisions

@@ -26,7 +26,7 @@ from kvd.trace.adapter import (
     Recorded,
     Script,
 )
-from kvd.trace.forms import Form, logical
+from kvd.trace.forms import Form, Plain, logical
 from kvd.trace.records import Head
 from kvd_proto.errors import KvdError
 
@@ -34,7 +34,6 @@ MISSING: Final = "nothing"
 """Stands where one side has a field or an entry that the other has not."""
 BEFORE: Final = "before the first event"
 
-Plain: TypeAlias = Form | list[Any] | str | int | bool | None
 Difference: TypeAlias = tuple[str, Plain, Plain]
 """Path of a field, and what both sides have there."""
 
@@ -82,7 +81,9 @@ class Comparison:
         """States that were compared and equal."""
         self.position = 0
         self.ending: str | None = None
-        """How the recording ended, if it says so."""
+        """How the recording ended; None where the events are no recording."""
+        self.complete: bool | None = None
+        """Whether the recording says that nothing is missing; None where it is none."""
         self.divergence: Divergence | None = None
         self.state: CommonState | None = None
         """The last one that both had."""
@@ -259,7 +260,9 @@ def _played(
         stack.callback(right.close)
         comparer = Comparer(left, right, answers_only=answers_only)
         result = comparer.run(script.head, script, snap_every=snap_every, snap_from=snap_from)
-        if not isinstance(script, Script) or script.complete is not None:
+        if isinstance(script, Script):
+            result.complete = script.complete
+        if not isinstance(script, Script) or not script.was_cut:
             comparer.finish()
         return result
 

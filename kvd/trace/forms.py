@@ -35,16 +35,35 @@ from kvd_proto.outcomes import (
 )
 
 Form: TypeAlias = dict[str, Any]
+Plain: TypeAlias = Form | list[Any] | str | int | bool | None
+"""What JSON says."""
 Runs: TypeAlias = list[list[int]]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _COUNTS: Final = "<i4"
 _IDS_MAX: Final = 1 << 26
 """More than a message holds; a slip of the pen in a file is told before it fills the memory."""
+_COMPLAINT_CHARACTERS_MAX: Final = 200
+_NUMBER_END: Final = 1 << 63
+_RUNS_WANTED: Final = "a list of runs [first, count]"
+_COUNTS_WANTED: Final = "a list of whole numbers"
+_BANDS_WANTED: Final = "a list with an entry for each band"
+_WRITE_SETS: Final = tuple(choice.name.lower() for choice in WriteSet)
 _TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (*OPERATION_TYPES, *FACT_TYPES, *OWN_ENTRY_TYPES)
 }
+OPERATION_NAMES: Final = tuple(str(kind.__struct_config__.tag) for kind in OPERATION_TYPES)
+OWN_ENTRY_NAMES: Final = tuple(str(kind.__struct_config__.tag) for kind in OWN_ENTRY_TYPES)
+FACT_NAMES: Final = tuple(str(kind.__struct_config__.tag) for kind in FACT_TYPES)
+
+
+def line_of(error: Exception) -> str:
+    """Return what a decoder complains of as one short line: it quotes whatever it has read."""
+    text = "".join(sign if sign.isprintable() else "?" for sign in str(error))
+    return (
+        text if len(text) <= _COMPLAINT_CHARACTERS_MAX else f"{text[:_COMPLAINT_CHARACTERS_MAX]}..."
+    )
 
 
 def runs_of(ids: Ints) -> Runs:
@@ -103,19 +122,24 @@ def message_of(kind: str, form: Form) -> msgspec.Struct:
     """Return the operation, fact or own entry that a form says; raises FileError for none."""
     found = _TYPES.get(kind)
     if found is None:
-        raise FileError(f"{kind!r} is no operation, fact or entry")
+        raise FileError(
+            f"{kind!r:.80} is no operation, fact or entry; there are {', '.join(_TYPES)}"
+        )
     fields = {field.name: field for field in _fields(found)}
     values: dict[str, object] = {}
     for name, value in form.items():
         if name not in fields:
-            raise FileError(f"{kind} has no field {name!r}; it has {', '.join(fields)}")
+            there_is = f"it has {', '.join(fields)}" if fields else "it has none"
+            raise FileError(f"{kind} has no field {name!r:.80}; {there_is}")
         values[name] = _value(name, value, fields[name].type)
     try:
         # Through its bytes, because that is what checks types.
         plain = found(**values)
         return msgspec.msgpack.decode(encode(plain), type=found)
-    except (TypeError, msgspec.ValidationError) as error:
-        raise FileError(f"{kind} cannot be read: {error}") from error
+    except OverflowError as error:
+        raise FileError(f"{kind} has a number that does not fit into 64 bits") from error
+    except (TypeError, UnicodeError, msgspec.ValidationError) as error:
+        raise FileError(f"{kind} cannot be read: {line_of(error)}") from error
 
 
 def _array_form(encoded: bytes, dtype: str) -> object:
@@ -133,29 +157,61 @@ def _value(name: str, value: object, kind: object) -> object:
         if kind is bytes:
             return _packed(value, dtype)
         if kind == tuple[bytes, ...]:
-            return tuple(_packed(item, dtype) for item in cast("list[object]", value))
-        if kind is WriteSet:
-            return WriteSet[str(value).upper()]
-    except (FileError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise FileError(f"field {name} is {value!r:.80}: {error}") from error
+            return tuple(_packed(item, dtype) for item in _listed(value, _BANDS_WANTED))
+    except FileError as error:
+        raise FileError(f"field {name} is {value!r:.80}: {error.message}") from error
+    if kind is WriteSet:
+        if value not in _WRITE_SETS:
+            wanted = " or ".join(_WRITE_SETS)
+            raise FileError(f"field {name} is {value!r:.80}: it has to be {wanted}")
+        return WriteSet[str(value).upper()]
     return tuple(cast("list[object]", value)) if isinstance(value, list) else value
 
 
-def _check_runs(runs: Sequence[Sequence[int]]) -> None:
-    """Raise FileError for runs that are no ids, or more than any message has."""
-    if any(count < 1 for _, count in runs):
+def _listed(value: object, wanted: str) -> list[object]:
+    """Return a list; raises FileError saying what is wanted."""
+    if not isinstance(value, list):
+        raise FileError(f"it has to be {wanted}")
+    return cast("list[object]", value)
+
+
+def _check_numbers(numbers: list[object], wanted: str) -> None:
+    """Raise FileError unless all are whole numbers of 64 bits, which is all that an array takes."""
+    for number in numbers:
+        if type(number) is not int:
+            raise FileError(f"it has to be {wanted}")
+        if not -_NUMBER_END <= number < _NUMBER_END:
+            raise FileError(f"{number!r:.40} does not fit into 64 bits")
+
+
+def _runs(value: object) -> Sequence[Sequence[int]]:
+    """Return the runs of a form; raises FileError for what is none, or more ids than there are."""
+    runs = _listed(value, _RUNS_WANTED)
+    for run in runs:
+        pair = _listed(run, _RUNS_WANTED)
+        _check_numbers(pair, _RUNS_WANTED)
+        if len(pair) != 2:
+            raise FileError(f"it has to be {_RUNS_WANTED}")
+    pairs = cast("list[list[int]]", runs)
+    _check_numbers([first + count for first, count in pairs], _RUNS_WANTED)
+    if any(count < 1 for _, count in pairs):
         raise FileError("a run has at least one id")
-    if sum(count for _, count in runs) > _IDS_MAX:
+    if sum(count for _, count in pairs) > _IDS_MAX:
         raise FileError(f"more than {_IDS_MAX} ids")
+    return pairs
 
 
 def _packed(value: object, dtype: str) -> bytes:
     if isinstance(value, dict):
-        return bytes.fromhex(str(cast("Form", value)["hex"]))
-    numbers = cast("list[Any]", value)
-    if dtype != _COUNTS:
-        _check_runs(numbers)
-        numbers = ids_of(numbers)
+        try:
+            return bytes.fromhex(str(cast("Form", value)["hex"]))
+        except (KeyError, ValueError):
+            raise FileError('bytes are {"hex": "00ff"}') from None
+    if dtype == _COUNTS:
+        numbers = _listed(value, _COUNTS_WANTED)
+        _check_numbers(numbers, _COUNTS_WANTED)
+    else:
+        numbers = cast("list[object]", ids_of(_runs(value)))
     exact = np.array(numbers, dtype=np.int64)
     packed = exact.astype(dtype)
     for number in exact[packed != exact][:1]:
@@ -257,12 +313,17 @@ LOGICAL_FIELDS: Final = (
 def logical(answer: Form) -> Form:
     """Return the part of an answer that does not depend on which unit was chosen."""
     kept: Form = {name: answer[name] for name in LOGICAL_FIELDS if name in answer}
-    if "refusals" in answer:
-        kept["refusals"] = [
-            {"request": refusal["request"], "reason": refusal["reason"]}
-            for refusal in answer["refusals"]
-        ]
+    refusals = answer.get("refusals")
+    if isinstance(refusals, list):
+        kept["refusals"] = [_logical_refusal(one) for one in cast("list[Plain]", refusals)]
     return kept
+
+
+def _logical_refusal(refusal: Plain) -> Plain:
+    """Return who was refused and why; what is no refusal, as a foreign answer may be, is kept."""
+    if not isinstance(refusal, dict):
+        return refusal
+    return {name: refusal.get(name) for name in ("request", "reason")}
 
 
 def _refusal(refusal: Refusal) -> Form:

@@ -7,13 +7,18 @@ from typing import Final
 import msgspec
 
 from kvd.engine.snap import StageSnap
-from kvd.errors import FileError
-from kvd.trace.adapter import Adapter, Decision
-from kvd.trace.compare import MISSING, Difference, Plain, first_difference
-from kvd.trace.forms import Form
-from kvd.trace.scenario import Configuration, Scenario, Step, event_of, head_of, units_of
+from kvd.errors import FileError, WorkloadError
+from kvd.trace.adapter import Adapter, BatchEvent, Decision, Event
+from kvd.trace.compare import MISSING, Difference, first_difference
+from kvd.trace.forms import Form, Plain
+from kvd.trace.scenario import Configuration, Scenario, head_of
+from kvd.trace.step import BATCH_END, Step, event_of, units_of
+from kvd_proto.errors import KvdError
 
 NOTHING_SAID: Final = msgspec.UNSET
+ANNOUNCED: Final = ("error", "failed", "skipped", "not_run")
+"""Answers of an operation that nothing was decided about; ``expect`` has to name them."""
+NO_FAILURE: Final = "no failure, because expect names none"
 _COUNTED: Final = {"move": ("moved", "sources"), "zero": ("zeroed", "units")}
 """Effects that are counted: under which name, and which column has their units."""
 
@@ -43,8 +48,9 @@ class Surprise:
 def play(scenario: Scenario, configuration: Configuration, adapter: Adapter) -> Surprise | None:
     """Play a scenario to its end, or to the first answer that is not as expected.
 
-    What an allocator does not know or cannot tell is not asserted. Raises FileError for a step that
-    makes no sense on this configuration.
+    What an allocator does not know or cannot tell is not asserted. The scenario is one that
+    `kvd.trace.scenario.configurations_of` looked at; raises FileError or WorkloadError where an
+    allocator cannot play at all.
     """
     names = tuple(band.name for band in configuration.bands)
     adapter.start(head_of(scenario, configuration))
@@ -62,11 +68,11 @@ def _play_step(index: int, step: Step, names: tuple[str, ...], adapter: Adapter)
             return None
         return Surprise(index, f"fits {step.fits}", "", step.expect, got)
     if step.bands:
-        return _check_bands(index, step, names, adapter.snap())
+        return _check_bands(index, step, adapter.snap())
     event = event_of(step, names)
     assert event is not None
     before = adapter.snap() if step.pure else None
-    decisions = tuple(adapter.feed(event))
+    decisions = _decisions(event, adapter)
     found = _answer_difference(step, decisions)
     if found is None and step.effects is not None:
         found = _effects_difference(step.effects, names, decisions)
@@ -81,23 +87,53 @@ def _play_step(index: int, step: Step, names: tuple[str, ...], adapter: Adapter)
     return Surprise(index, what, *found, tuple(_shown(one) for one in decisions))
 
 
+def _decisions(event: Event, adapter: Adapter) -> tuple[Decision, ...]:
+    """Return what is decided; an error of the allocator's own is the answer to all of it."""
+    try:
+        return tuple(adapter.feed(event))
+    except (FileError, WorkloadError):
+        raise  # an allocator that cannot play, which is no answer
+    except KvdError as error:
+        answer = {"answer": "error", "code": error.code.value, "message": error.message}
+        count = len(event.operations) if isinstance(event, BatchEvent) else 1
+        return (Decision(source="op", type="error", answer=answer),) * count
+
+
 def _answer_difference(step: Step, decisions: Sequence[Decision]) -> Difference | None:
-    """Return the first difference of what is expected and what was answered."""
-    if step.expect is NOTHING_SAID:
-        return None
+    """Return the first difference of what is expected and what was answered.
+
+    What failed or was not run is one where nothing announces it: the steps behind it then ask
+    something else than whoever wrote them thinks.
+    """
     if step.fact is not None:
-        released = [one.answer for one in decisions if one.source == "gate"]
-        if step.expect is None:
-            return ("", MISSING, released[0]) if released else None
-        return _unmet(step.expect, released[-1] if released else MISSING)
-    answers = [one.answer for one in decisions if one.source == "op"]
-    if step.op is not None:
-        return _unmet(step.expect, answers[0]) if answers[0] else None
-    for place, expected in enumerate(step.expect):
-        found = _unmet(expected, answers[place], f"[{place}]") if answers[place] else None
+        return _release_difference(step, decisions)
+    expects: list[Form] = []
+    if step.expect is not NOTHING_SAID:
+        expects = [step.expect] if step.op is not None else step.expect
+    for place, decision in enumerate(one for one in decisions if one.source == "op"):
+        answer, path = decision.answer, f"[{place}]" if step.op is None else ""
+        expected: Form = expects[place] if place < len(expects) else {}
+        found = _unmet(expected, answer, path) if answer else None
         if found is not None:
             return found
+        unannounced = answer.get("answer") in ANNOUNCED and "answer" not in expected
+        # Once an incarnation has ended, not even what ends a batch is run.
+        if unannounced and (decision.type, answer["answer"]) != (BATCH_END.type, "not_run"):
+            return path, NO_FAILURE, answer
     return None
+
+
+def _release_difference(step: Step, decisions: Sequence[Decision]) -> Difference | None:
+    """Return the first difference of what is released and what is expected to be."""
+    for decision in decisions:
+        if decision.type == "error":
+            return "", MISSING if step.expect is NOTHING_SAID else step.expect, decision.answer
+    if step.expect is NOTHING_SAID:
+        return None
+    released = [one.answer for one in decisions if one.source == "gate"]
+    if step.expect is None:
+        return ("", MISSING, released[0]) if released else None
+    return _unmet(step.expect, released[-1] if released else MISSING)
 
 
 def _unmet(expected: Plain, got: Plain, path: str = "") -> Difference | None:
@@ -118,15 +154,10 @@ def _unmet(expected: Plain, got: Plain, path: str = "") -> Difference | None:
     return first_difference(expected, got, path)
 
 
-def _check_bands(
-    index: int, step: Step, names: tuple[str, ...], snap: StageSnap | None
-) -> Surprise | None:
+def _check_bands(index: int, step: Step, snap: StageSnap | None) -> Surprise | None:
     if snap is None:
         return None
     got: Form = {band.name: msgspec.to_builtins(band) for band in snap.bands}
-    for name in step.bands:
-        if name not in names:
-            raise FileError(f"there is no band {name!r}; there are {', '.join(names)}")
     found = _unmet(step.bands, got)
     return None if found is None else Surprise(index, "bands", *found)
 

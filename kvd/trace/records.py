@@ -13,12 +13,13 @@ gap   the recording is incomplete from here on, and why
 
 Every ``op``, ``ext`` and ``gate`` is followed by its ``res``. ``body`` stands where encoding type
 and arguments again does not give the bytes that were logged. The digest of a ``res`` is that of the
-whole entry, so equal digests mean the same decision bit for bit.
+whole entry, so equal digests mean the same decision bit for bit. A file that ends without ``end``
+or ``gap`` was cut; whoever reads it is told so by one more record, `Cut`.
 """
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -26,7 +27,19 @@ from kvd.engine.log import LogRecord
 from kvd.engine.snap import StageSnap
 from kvd.engine.start import IncarnationStart
 from kvd.errors import FileError
-from kvd.trace.forms import Form, answer_of, form_of, message_of, outcome_form, type_of
+from kvd.trace.forms import (
+    FACT_NAMES,
+    OPERATION_NAMES,
+    OWN_ENTRY_NAMES,
+    Form,
+    answer_of,
+    form_of,
+    line_of,
+    message_of,
+    outcome_form,
+    type_of,
+)
+from kvd.trace.head import validate_start
 from kvd_proto.codec import (
     decode_entry,
     decode_fact,
@@ -90,8 +103,8 @@ class Entered(Record, frozen=True, kw_only=True):
 class Op(Entered, frozen=True, kw_only=True, tag="op"):
     """An operation."""
 
-    program: int
-    index: int
+    program: Annotated[int, msgspec.Meta(ge=0)]
+    index: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Ext(Entered, frozen=True, kw_only=True, tag="ext"):
@@ -135,11 +148,29 @@ class Gap(Record, frozen=True, kw_only=True, tag="gap"):
     reason: str
 
 
-AnyRecord: TypeAlias = Head | Op | Ext | Gate | Res | Snap | End | Gap
+class Cut(Record, frozen=True, kw_only=True, tag="cut"):
+    """The file ends before the trace does: whoever wrote it ended, or still writes.
+
+    It stands in no file: `read_lines` says it behind the last whole record.
+    """
+
+    position: int
+    """Of the newest whole record."""
+
+
+Written: TypeAlias = Head | Op | Ext | Gate | Res | Snap | End | Gap
+AnyRecord: TypeAlias = Written | Cut
 AnyEntered: TypeAlias = Op | Ext | Gate
 Source: TypeAlias = Literal["op", "ext", "gate"]
 
-_decoder = msgspec.json.Decoder(AnyRecord)
+ENTERED_NAMES: Final[dict[type[Entered], tuple[str, ...]]] = {
+    Op: OPERATION_NAMES,
+    Ext: FACT_NAMES,
+    Gate: OWN_ENTRY_NAMES,
+}
+"""What each record may be of."""
+
+_decoder = msgspec.json.Decoder(Written)
 _encoder = msgspec.json.Encoder()
 
 
@@ -189,35 +220,48 @@ def encode_record(record: Record) -> bytes:
     return _encoder.encode(record) + b"\n"
 
 
-def decode_record(line: bytes) -> AnyRecord:
+def decode_record(line: bytes) -> Written:
     """Return the record of one line; raises FileError."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise FileError(f"no record of a trace: {error}") from error
+        raise FileError(f"no record of a trace: {line_of(error)}") from error
 
 
 def read_lines(lines: Iterable[bytes], *, name: str) -> Iterator[AnyRecord]:
-    """Yield the records of lines; a last line without its end was being written and is left out.
+    """Yield the records of lines, and `Cut` last if they end without an end.
 
-    Raises FileError naming the line that is no record, or a head of another format.
+    A last line that is not whole was being written and is left out. Raises FileError naming the
+    line that is no record or says what no daemon would have written, or a head of another format.
     """
-    first = True
+    head: Head | None = None
+    newest: Written | None = None
     for number, line in enumerate(lines, 1):
-        if first:
+        if head is None:
             _check_beginning(line, name)
         if not line.endswith(b"\n"):
             break
         try:
             record = decode_record(line)
+            if isinstance(newest, (End, Gap)):
+                raise FileError("nothing stands behind the end of a trace")
+            if (head is None) != isinstance(record, Head):
+                raise FileError("a trace has one head, as its first record")
+            if isinstance(record, Head):
+                validate_start(record.start)
+                head = record
+            elif isinstance(record, Entered):
+                assert head is not None
+                _validate_entered(record, head.start.ranks)
         except FileError as error:
             raise FileError(f"{name}, line {number}: {error.message}") from error
-        if first != isinstance(record, Head):
-            raise FileError(f"{name}, line {number}: a trace has one head, as its first record")
-        first = False
+        newest = record
         yield record
-    if first:
+    if head is None:
         raise FileError(f"{name} has no whole head, with which a trace begins; it is empty or cut")
+    if not isinstance(newest, (End, Gap)):
+        start = head.start.position
+        yield Cut(position=start if newest is None or isinstance(newest, Head) else newest.position)
 
 
 def read_trace(path: Path) -> Iterator[AnyRecord]:
@@ -229,6 +273,22 @@ def read_trace(path: Path) -> Iterator[AnyRecord]:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def _validate_entered(entered: AnyEntered, ranks: tuple[int, ...]) -> None:
+    """Raise FileError for what cannot have entered a log."""
+    allowed = ENTERED_NAMES[type(entered)]
+    if entered.type not in allowed:
+        raise FileError(
+            f"{entered.type!r:.80} is no type of {source_of(entered)}; there are "
+            f"{', '.join(allowed)}"
+        )
+    if isinstance(entered, Ext) and entered.rank not in ranks:
+        raise FileError(
+            f"rank is {entered.rank}; the trace is of ranks {', '.join(map(str, ranks))}"
+        )
+    message_of(entered.type, entered.args)
+    entered.encoded()
+
+
 def _check_beginning(line: bytes, name: str) -> None:
     """Raise FileError for what is no trace, or one of another version."""
     if not line.endswith(b"\n"):
@@ -238,4 +298,4 @@ def _check_beginning(line: bytes, name: str) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileError(f"{name} is no trace; it begins with {line[:40]!r}") from error
     if found.format != FORMAT:
-        raise FileError(f"{name} has format {found.format!r}; this build reads {FORMAT}")
+        raise FileError(f"{name} has format {found.format!r:.80}; this build reads {FORMAT}")

@@ -9,15 +9,15 @@ the file ``configurations.json`` beside it. Its steps are asked in order and are
 ``fits``   would these units fit beside all that is promised; ``expect`` is true or false
 ``bands``  counts of bands, as in a snap
 
-An operation is its arguments with ``type``; ids are runs ``[first, count]``. What is a list per
-band may be written as an object with the names of bands, where a band that is left out has no part.
-``pure`` says that the step changed no state; ``effects`` counts units that were moved or zeroed,
-and names what was waited for.
+`kvd.trace.step` says more about steps.
+
+What can be wrong in a file is found before anything is played, and named with file and step.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,17 +26,17 @@ from kvd.engine.shape import StageShape, band_shape
 from kvd.engine.start import IncarnationStart
 from kvd.errors import FileError
 from kvd.price.geometry import BandKind, chain_geometry
-from kvd.trace.adapter import Asked, BatchEvent, Event, FactEvent, Recorded
-from kvd.trace.forms import Form
+from kvd.trace.adapter import Event, Recorded
+from kvd.trace.forms import line_of
+from kvd.trace.head import validate_shape
 from kvd.trace.records import FORMAT, Head
+from kvd.trace.step import Step, event_of, units_of, validate_step
 from kvd.units import ceil_div
 from kvd_proto.memory import Lifetime
 
 SCENARIO_FORMAT: Final = "kvd.scenario/1"
 CONFIGURATIONS_NAME: Final = "configurations.json"
-BATCH_END: Final = Asked(type="batch_end")
-PER_BAND_FIELDS: Final = ("demand_units", "units", "virtual", "host_units")
-"""Arguments that are lists with an entry per band, and their entry for a band without a part."""
+RANKS_COUNT_MAX: Final = 1024
 
 
 class BandChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,9 +70,15 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def shape(self) -> StageShape:
         """Return the stage; raises FileError for one that cannot be."""
-        wrong = _problem_of(self)
-        if wrong:
-            raise FileError(f"configuration: {wrong}")
+        for band in self.bands:
+            if band.unit_bytes < 1:
+                raise FileError(f"unit_bytes is {band.unit_bytes}; a unit has at least one byte")
+        if not self.bands:
+            raise FileError("bands is empty; there has to be one or more")
+        if not 0 <= self.sink_bytes <= self.arena_bytes:
+            raise FileError(f"a sink of {self.sink_bytes} bytes is no part of the arena")
+        if self.page_tokens < 1:
+            raise FileError(f"page_tokens is {self.page_tokens}; it has to be 1 or more")
         last = len(self.bands) - 1
         kinds = [BandKind.GROW_UP] + [BandKind.FLOAT] * (last - 1) + [BandKind.GROW_DOWN]
         geometry = chain_geometry(
@@ -104,25 +110,14 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One step; exactly one of the first five is there."""
+class _Format(msgspec.Struct, frozen=True):
+    """What any version of a scenario says."""
 
-    op: Form | None = None
-    batch: tuple[Form, ...] = ()
-    fact: Form | None = None
-    fits: Form | None = None
-    bands: dict[str, Form] = {}
-    expect: Any = msgspec.UNSET
-    effects: Form | None = None
-    pure: bool = False
-    program: int = 0
-    rank: int = 0
-    says: str = ""
-    """Why it is expected, where that is not plain."""
+    format: str
 
 
-class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file."""
+class _Beginning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of a file but its steps."""
 
     format: str
     name: str
@@ -131,7 +126,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cases: tuple[str, ...] = ()
     """Numbers and sources of public cases that it is made of."""
     configurations: tuple[str, ...]
-    ranks_count: int = 1
+    ranks_count: Annotated[int, msgspec.Meta(ge=1, le=RANKS_COUNT_MAX)] = 1
+
+
+class _Written(_Beginning, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file, whose steps are read one by one, so that what is wrong is told with its step."""
+
+    steps: tuple[msgspec.Raw, ...]
+
+
+class Scenario(_Beginning, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file."""
+
     steps: tuple[Step, ...]
 
 
@@ -153,30 +159,37 @@ class ScenarioScript:
 
 def read_scenario(path: Path) -> Scenario:
     """Return the scenario of a file; raises FileError for what is none."""
-    scenario = _decoded(path, Scenario)
-    if scenario.format != SCENARIO_FORMAT:
-        raise FileError(
-            f"{path} has format {scenario.format!r}; this build reads {SCENARIO_FORMAT}"
-        )
-    if not scenario.configurations or not scenario.steps:
-        lacks = "steps" if scenario.configurations else "configurations"
+    found = _decoded(path, _Format).format
+    if found != SCENARIO_FORMAT:
+        raise FileError(f"{path} has format {found!r:.80}; this build reads {SCENARIO_FORMAT}")
+    written = _decoded(path, _Written)
+    if not written.configurations or not written.steps:
+        lacks = "steps" if written.configurations else "configurations"
         raise FileError(f"{path} has no {lacks}, so it says nothing")
-    for number, step in enumerate(scenario.steps, 1):
-        kinds = [step.op, step.batch or None, step.fact, step.fits, step.bands or None]
-        if sum(kind is not None for kind in kinds) != 1:
-            raise FileError(
-                f"{path}, step {number}: one of op, batch, fact, fits and bands is needed"
-            )
-    return scenario
+    steps: list[Step] = []
+    for number, raw in enumerate(written.steps, 1):
+        with _at(f"{path}, step {number}"):
+            step = _read(raw, Step)
+            validate_step(step, ranks_count=written.ranks_count)
+            steps.append(step)
+    fields = {name: getattr(written, name) for name in _Beginning.__struct_fields__}
+    return Scenario(**fields, steps=tuple(steps))
 
 
 def read_configurations(path: Path) -> Configurations:
     """Return configurations by name; raises FileError."""
-    return _decoded(path, dict[str, Configuration])
+    found: dict[str, Configuration] = {}
+    for name, raw in _decoded(path, dict[str, msgspec.Raw]).items():
+        with _at(f"{path}, configuration {name!r}"):
+            found[name] = _read(raw, Configuration)
+    return found
 
 
 def configurations_of(path: Path, scenario: Scenario) -> Configurations:
-    """Return those that the scenario of a file names; raises FileError for one that is missing."""
+    """Return those that the scenario of a file names; raises FileError for one that is missing.
+
+    Raises it also for one that is no stage, and for a step that makes no sense on one of them.
+    """
     beside = path.absolute().parent / CONFIGURATIONS_NAME
     if not beside.exists():
         beside = beside.parent.parent / CONFIGURATIONS_NAME
@@ -184,6 +197,13 @@ def configurations_of(path: Path, scenario: Scenario) -> Configurations:
     for name in scenario.configurations:
         if name not in known:
             raise FileError(f"{path} names configuration {name!r}; {beside} has {', '.join(known)}")
+        with _at(f"{beside}, configuration {name!r}"):
+            validate_shape(known[name].shape)
+        names = tuple(band.name for band in known[name].bands)
+        for number, step in enumerate(scenario.steps, 1):
+            with _at(f"{path}, step {number}, on {name}"):
+                event_of(step, names)
+                units_of(step.fits or step.bands, names)
     return {name: known[name] for name in scenario.configurations}
 
 
@@ -214,67 +234,30 @@ def script_of(scenario: Scenario, configuration: Configuration) -> ScenarioScrip
     )
 
 
-def event_of(step: Step, band_names: tuple[str, ...]) -> Event | None:
-    """Return what a step asks of a stage; None for a question."""
-    if step.fact is not None:
-        asked = _asked(step.fact, band_names)
-        return FactEvent(rank=step.rank, type=asked.type, args=asked.args)
-    operations = step.batch if step.op is None else (step.op,)
-    if not operations:
-        return None
-    asked_all = tuple(_asked(form, band_names) for form in operations)
-    return BatchEvent(program=step.program, operations=(*asked_all, BATCH_END))
-
-
-def units_of(form: Form, band_names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return counts per band from an object with names; raises FileError for another name."""
-    return tuple(_per_band(form, band_names, 0))
-
-
-def _asked(form: Form, band_names: tuple[str, ...]) -> Asked:
-    args = {key: value for key, value in form.items() if key != "type"}
-    if "type" not in form:
-        raise FileError(f"an operation without its type: {form}")
-    for key in PER_BAND_FIELDS:
-        if isinstance(args.get(key), dict):
-            nothing: object = 0 if key in ("demand_units", "units") else []
-            args[key] = _per_band(args[key], band_names, nothing)
-    if isinstance(args.get("band"), str):
-        args["band"] = _place(args["band"], band_names)
-    return Asked(type=str(form["type"]), args=args)
-
-
-def _per_band(form: Form, band_names: tuple[str, ...], nothing: object) -> list[Any]:
-    for name in form:
-        _place(name, band_names)
-    return [form.get(name, nothing) for name in band_names]
-
-
-def _place(name: str, band_names: tuple[str, ...]) -> int:
-    if name not in band_names:
-        raise FileError(f"there is no band {name!r}; there are {', '.join(band_names)}")
-    return band_names.index(name)
-
-
-def _problem_of(configuration: Configuration) -> str:
-    """Return why bands cannot be a stage; empty if they can."""
-    bands = configuration.bands
-    lifetimes = [band.lifetime for band in bands]
-    if not bands or lifetimes[-1] is not Lifetime.FULL:
-        return "its last band has to be full attention, which owns the pages"
-    if Lifetime.STATE in lifetimes[1:] or Lifetime.FULL in lifetimes[:-1]:
-        return "states come first, then windows, then full attention"
-    if any(band.unit_bytes < 1 for band in bands):
-        return "a unit has at least one byte"
-    if not 0 <= configuration.sink_bytes <= configuration.arena_bytes:
-        return f"a sink of {configuration.sink_bytes} bytes is no part of the arena"
-    return ""
+@contextmanager
+def _at(place: str) -> Generator[None, None, None]:
+    """Put the place in front of what is wrong there."""
+    try:
+        yield
+    except FileError as error:
+        raise FileError(f"{place}: {error.message}") from error
 
 
 def _decoded(path: Path, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return _read(path.read_bytes(), kind)
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} is no scenario: {error}") from error
+    except FileError as error:
+        raise FileError(f"{path} is no scenario: {error.message}") from error
+
+
+def _read(text: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """Return what a text says; raises FileError, with the fields that there are for a wrong one."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = line_of(error)
+        if "unknown field" in message and " - at" not in message:
+            message += f"; there are {', '.join(getattr(kind, '__struct_fields__', ()))}"
+        raise FileError(message) from error

@@ -9,6 +9,7 @@ from kvd.engine.start import IncarnationStart
 from kvd.errors import FileError
 from kvd.trace.adapter import Asked, BatchEvent, Decision, Event, FactEvent
 from kvd.trace.forms import message_of
+from kvd.trace.head import validate_start
 from kvd.trace.records import Head, records_of, source_of
 from kvd_proto.codec import encode, join_batch
 
@@ -45,8 +46,12 @@ class StageAdapter:
         return self._incarnation
 
     def start(self, head: Head) -> Sequence[Decision]:
-        """Build the stage anew from a head."""
-        self._incarnation = incarnation_of(head.start, ring_entries_max=self._ring_entries_max)
+        """Build the stage anew from a head; raises FileError for one that no daemon wrote."""
+        validate_start(head.start)
+        try:
+            self._incarnation = incarnation_of(head.start, ring_entries_max=self._ring_entries_max)
+        except MemoryError as error:
+            raise FileError("the stage needs more memory than this machine has") from error
         self._position = head.start.position
         return self._decided()
 

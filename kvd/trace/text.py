@@ -8,7 +8,7 @@ import msgspec
 from kvd.engine.snap import StageSnap
 from kvd.trace.compare import Comparison, Divergence
 from kvd.trace.forms import Form
-from kvd.trace.records import AnyRecord, End, Ext, Gap, Gate, Head, Op, Res
+from kvd.trace.records import AnyRecord, Cut, End, Ext, Gap, Gate, Head, Op, Res
 
 SHOWN_CHARACTERS_MAX: Final = 160
 """Of one value; what is longer ends in dots."""
@@ -26,6 +26,11 @@ def record_line(record: AnyRecord) -> str:
         return f"{record.position:>8} gate {record.type} {shown(record.args)}"
     if isinstance(record, Res):
         return f"{'':>8}   -> {shown(record.answer)}  {record.digest}"
+    if isinstance(record, Cut):
+        return (
+            f"{record.position:>8} cut  the trace was cut off here: whoever wrote it ended, or "
+            "still writes"
+        )
     if isinstance(record, Gap):
         return f"{record.position:>8} gap  incomplete from here on: {record.reason}"
     if isinstance(record, End):
@@ -71,7 +76,7 @@ def comparison_lines(result: Comparison, *, left: str, right: str) -> Iterator[s
     )
     divergence = result.divergence
     if divergence is None:
-        yield f"same: {equal}"
+        yield f"{'same as far as it goes' if result.complete is False else 'same'}: {equal}"
         if result.ending is not None:
             yield f"ends: {result.ending}"
         return
@@ -103,6 +108,7 @@ def comparison_form(result: Comparison) -> Form:
         "states": result.snap_count,
         "position": result.position,
         "ending": result.ending,
+        "complete": result.complete,
         "divergence": None,
         "last_common_state": None,
     }

@@ -114,3 +114,25 @@ def test_a_message_behind_an_unanswered_one_breaks_one_outstanding(
 
     monkeypatch.undo()
     daemon.hook = None
+
+
+def test_a_row_is_given_away_twice_only_where_another_program_acts() -> None:
+    book = RequestBook(ROWS)
+    note_admitted(book, request=5, row=1)
+    with pytest.raises(ReplyError, match="request 6 was given row 1, which is not free here"):
+        note_admitted(book, request=6, row=1)
+
+    book.note_other(Done(), Columns(ids(), ()), lambda rows: rows)
+    note_admitted(book, request=6, row=1)
+
+    assert book.rows([6]).tolist() == [1]
+    assert book.requests_count == 1
+    book.check()
+
+
+def test_a_row_that_there_is_not_is_an_error_whoever_has_it() -> None:
+    book = RequestBook(ROWS)
+    columns = Columns(ids(0, ROWS, 8, 8), (1, 1, 1, 1))
+    result = AdmitResult(Column(0), Column(1), Column(2), Column(3))
+    with pytest.raises(ReplyError, match=re.escape("rows [8] are not all among the 8")):
+        book.note_other(result, columns, lambda rows: rows)

@@ -22,7 +22,7 @@ SMALL = (
 
 
 def script(path: Path) -> Script:
-    return Script(read_trace(path))
+    return Script(read_trace(path), name=str(path))
 
 
 def replayed(path: Path) -> Comparison:
@@ -98,7 +98,7 @@ def test_a_daemon_that_is_killed_leaves_a_prefix_that_replays(
         daemon.wait()
     (path,) = traces(tmp_path / "t")
     result = replayed(path)
-    assert (result.divergence, result.ending) == (None, None)
+    assert (result.divergence, result.complete) == (None, False)
     assert result.position == found["stages"][0]["position"] > 0
 
 

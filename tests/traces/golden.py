@@ -17,8 +17,9 @@ from msgspec import structs
 from kvd.trace.adapter import Asked, BatchEvent, Decision, Playable, Recorded
 from kvd.trace.forms import form_of, type_of
 from kvd.trace.records import FORMAT, Head
-from kvd.trace.scenario import BATCH_END, script_of
+from kvd.trace.scenario import script_of
 from kvd.trace.stage import StageAdapter
+from kvd.trace.step import BATCH_END
 from tests.stateful.program import TIGHT, batches
 from tests.stateful.ranks import incarnation
 from tests.traces.scenario_files import NAMES, PAIRS

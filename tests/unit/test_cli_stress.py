@@ -120,3 +120,60 @@ def test_recorded_runs_need_a_table() -> None:
 
     assert result.exit_code != 0
     assert "--recorded needs a --table" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--mutants", "--backend", "cuda"], "--backend: no effect with --mutants"),
+        (["--mutants", "--program", "x.json"], "--program: no effect with --mutants"),
+        (["--mutants", "--shape", "full"], "--shape: no effect with --mutants"),
+        (["--mutants", "--first-seed", "0"], "--first-seed: no effect with --mutants"),
+        (["--mutants", "--seeds", "22", "a"], "--seeds: no effect with --mutants"),
+        (["--mutants", "--oracle-share", "1"], "--oracle-share: no effect with --mutants"),
+        (["--mutants", "--out", "x"], "--out: no effect with --mutants"),
+        (["--mutants", "--shrink-runs", "1"], "--shrink-runs: no effect with --mutants"),
+        (["--mutants", "--coverage", "--quiet"], "--coverage, --quiet: no effect with --mutants"),
+        (["--mutants", "--recorded", "--table", "x", "--ops", "1"], "--ops: no effect with --rec"),
+        (["--mutants", "--recorded", "--table", "x", "--afresh"], "--afresh: no effect with --rec"),
+        (["--mutants", "--afresh"], "--afresh needs a --table"),
+        (["--table", "x"], "--table goes with --mutants"),
+        (["--afresh"], "--afresh goes with --mutants"),
+        (["--recorded"], "--recorded goes with --mutants"),
+        (["some-fault"], "some-fault goes with --mutants"),
+        (["--program", "x.json", "--backend", "daemon"], "--backend: no effect with --program"),
+        (["--program", "x.json", "--seeds", "3"], "--seeds: no effect with --program"),
+        (["--backend", "daemon", "--shrink-runs", "9"], "--shrink-runs: no effect with --backend"),
+        (["--backend", "cuda", "--shrink-runs", "9"], "--shrink-runs: no effect with --backend"),
+        (["--backend", "daemon", "--oracle-share", "9"], "--oracle-share: no effect with --back"),
+    ],
+)
+def test_an_option_without_effect_is_refused_by_name(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.json").write_text("{}")
+    result = CliRunner().invoke(cli, ["stress", *arguments])
+
+    assert result.exit_code != 0
+    assert said in result.output
+    assert sum("rror:" in line for line in result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_of_making_a_program_small_is_shown_to_a_terminal_alone(
+    is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", str(int(is_terminal)))
+    monkeypatch.setenv("FORCE_COLOR" if is_terminal else "NO_COLOR", "1")
+    monkeypatch.setattr(ChainAllocator, "fits", _fail)
+    program = Program(shape="full", seed_index=3, steps=(Send(), Relief(units=(2,)), Send()))
+    path = tmp_path / "found.json"
+    path.write_bytes(encode_program(program))
+
+    result = CliRunner().invoke(cli, ["stress", "--program", str(path), "--shrink-runs", "40"])
+
+    assert ("making it smaller" in result.stderr) == is_terminal
+    assert ("steps left" in result.stderr) == is_terminal
+    assert is_terminal or result.stderr == ""
+    assert "making it smaller" not in result.stdout

@@ -46,6 +46,8 @@ def test_a_trace_is_replayed_and_said_to_be_the_same(path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert f"{path}:\n  same: " in done.output
     assert "ends: the program is over" in done.output
+    (found,) = json.loads(run("replay", path, "--json").output)["runs"]
+    assert found["complete"] is True
 
 
 def test_what_was_recorded_otherwise_is_shown_with_the_last_common_state(altered: Path) -> None:
@@ -80,12 +82,29 @@ def test_several_runs_are_told_one_by_one_and_one_difference_is_enough(
     assert [one["same"] for one in runs] == [True, False, True]
 
 
-def test_a_cut_trace_replays_as_far_as_it_goes(path: Path) -> None:
-    path.write_bytes(traced()[:-2000])
+@pytest.mark.parametrize("lost_bytes", [2000, 1])
+def test_a_cut_trace_replays_as_far_as_it_goes_and_that_is_said(
+    path: Path, lost_bytes: int, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole.jsonl"
+    whole.write_bytes(traced())
+    path.write_bytes(traced()[:-lost_bytes])
     done = run("replay", path)
     assert done.exit_code == 0
-    assert "ends:" not in done.output
-    assert "the trace was cut off here" in run("show", path).output
+    assert f"{path}:\n  same as far as it goes: " in done.output
+    assert "ends: the trace was cut off behind entry " in done.output
+    (found,) = json.loads(run("replay", path, "--json").output)["runs"]
+    assert (found["same"], found["complete"]) == (True, False)
+    assert "the trace was cut off here" in run("show", path, "--to", 1).output
+    assert "same as far as it goes: " in run("compare", path, whole).output
+
+
+def test_who_was_cut_has_no_answer_to_what_came_behind(path: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(traced()[:-2000])
+    done = run("compare", path, cut)
+    assert done.exit_code == 2
+    assert "cut.jsonl has no more events: the trace was cut off behind entry " in done.output
 
 
 def test_a_trace_is_shown_in_words(path: Path) -> None:

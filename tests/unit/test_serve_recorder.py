@@ -7,7 +7,7 @@ import pytest
 
 from kvd.errors import ServeError
 from kvd.serve.recorder import TraceFile, TraceRecorder
-from kvd.trace.records import End, Gap, Head, read_trace
+from kvd.trace.records import Cut, End, Gap, Head, Res, read_trace
 from kvd_proto.operations import Idle
 from tests.stateful.program import TIGHT, batches
 from tests.stateful.ranks import Rank, lone
@@ -62,9 +62,10 @@ def test_what_was_decided_is_in_the_file_after_every_look(tmp_path: Path) -> Non
     recording = Recording(tmp_path)
     recording.begin()
     recording.run(3)
-    *_, last = read_trace(recording.path)
-    assert last.__struct_config__.tag == "res"
-    assert last.position == recording.rank.world.log.end_position  # type: ignore[union-attr]
+    *_, last, cut = read_trace(recording.path)
+    assert isinstance(last, Res)
+    assert last.position == recording.rank.world.log.end_position
+    assert cut == Cut(position=last.position)
 
 
 def test_nothing_is_written_for_an_incarnation_that_nobody_told_of(tmp_path: Path) -> None:

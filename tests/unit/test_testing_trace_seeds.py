@@ -18,7 +18,7 @@ SHAPE = "state-window-full"
 
 def replayed(path: Path) -> Comparison:
     def script() -> Script:
-        return Script(read_trace(path))
+        return Script(read_trace(path), name=str(path))
 
     return compare(script, lambda: RecordedAdapter(script(), name="then"), StageAdapter)
 

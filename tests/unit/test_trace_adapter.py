@@ -123,9 +123,12 @@ def test_a_trace_that_was_cut_off_replays_as_far_as_its_batches_are_whole(kept_c
     whole = [one for one in records(data) if isinstance(one, Res)]
     assert len(whole) - 5 < len(decided) <= len(whole)
     assert not decided or decided[-1].type == "batch_end"
-    assert read.complete is None
+    assert (read.complete, read.was_cut) == (False, True)
     result = compare(lambda: script(data), recorded(data), StageAdapter)
-    assert (result.divergence, result.ending) == (None, None)
+    assert (result.divergence, result.complete) == (None, False)
+    assert result.ending is not None
+    assert result.ending.startswith("the trace was cut off behind entry ")
+    assert ("whose batch is left out" in result.ending) == (len(decided) < len(whole))
     assert result.decision_count == len(decided)
 
 

@@ -8,6 +8,7 @@ import pytest
 from kvd.errors import FileError
 from kvd.trace.records import (
     FORMAT,
+    Cut,
     End,
     Entered,
     Ext,
@@ -62,6 +63,20 @@ def test_a_trace_cut_in_a_line_is_read_up_to_it(kept: int) -> None:
     whole = b"".join(LINES[:kept])
     cut = whole + LINES[kept][: len(LINES[kept]) // 2]
     assert joined(records(cut)) == whole
+    *_, last = read_lines(io.BytesIO(cut), name="x.jsonl")
+    newest = records(whole)[-1]
+    assert last == Cut(position=0 if isinstance(newest, Head) else newest.position)
+
+
+@pytest.mark.parametrize("kept", [1, 2, 30, len(LINES) - 1])
+def test_a_trace_without_its_end_says_that_it_was_cut(kept: int) -> None:
+    *_, last = read_lines(LINES[:kept], name="x.jsonl")
+    assert isinstance(last, Cut)
+
+
+def test_a_whole_trace_was_not_cut() -> None:
+    *_, last = read_lines(LINES, name="x.jsonl")
+    assert isinstance(last, End)
 
 
 FOREIGN = [

@@ -1,12 +1,13 @@
 """A trace of a busy rank, and what the tests of traces do with it."""
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from typing import Any, cast
 
 from kvd.engine.snap import StageSnap
 from kvd.trace.adapter import Adapter, Decision, Event, RecordedAdapter, Script
-from kvd.trace.records import AnyRecord, Head, encode_record, read_lines
+from kvd.trace.records import AnyRecord, Cut, Head, Written, encode_record, read_lines
 from kvd.trace.stage import StageAdapter
 from kvd.trace.writer import TracedIncarnation
 from tests.stateful.program import TIGHT, batches
@@ -29,14 +30,15 @@ def traced(seed: int = 5, *, snap_entries: int = 16) -> bytes:
     return sink.getvalue().replace(b'"check_level":"strict"', b'"check_level":"off"', 1)
 
 
-def records(data: bytes) -> list[AnyRecord]:
-    """Return the records of a trace."""
-    return list(read_lines(io.BytesIO(data), name="a trace"))
+def records(data: bytes) -> list[Written]:
+    """Return the records of a trace that stand in it."""
+    found = read_lines(io.BytesIO(data), name="a trace")
+    return [record for record in found if not isinstance(record, Cut)]
 
 
 def script(data: bytes) -> Script:
     """Return a trace as events."""
-    return Script(read_lines(io.BytesIO(data), name="a trace"))
+    return Script(read_lines(io.BytesIO(data), name="a trace"), name="a trace")
 
 
 def recorded(data: bytes) -> Callable[[], RecordedAdapter]:
@@ -47,6 +49,33 @@ def recorded(data: bytes) -> Callable[[], RecordedAdapter]:
 def joined(items: Iterable[AnyRecord]) -> bytes:
     """Return records as a trace."""
     return b"".join(map(encode_record, items))
+
+
+def damaged(form: Any, place: int, value: object) -> Any:
+    """Return a document with another value at one place; places beyond the last count anew."""
+    places = list(_places(form))
+    target = places[place % len(places)]
+    return _replaced(form, target, value)
+
+
+def _places(form: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of everything inside a document."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(form, dict):
+        items = cast("dict[str, Any]", form).items()
+    elif isinstance(form, list):
+        items = enumerate(cast("list[Any]", form))
+    for key, inner in items:
+        yield (*path, key)
+        yield from _places(inner, (*path, key))
+
+
+def _replaced(form: Any, path: tuple[Any, ...], value: object) -> Any:
+    if not path:
+        return value
+    copied = form.copy()
+    copied[path[0]] = _replaced(form[path[0]], path[1:], value)
+    return copied
 
 
 class Altered:

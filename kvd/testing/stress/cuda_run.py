@@ -65,10 +65,10 @@ class Machine:
 @cache
 def the_machine() -> Machine:
     """Return the first GPU of this process; raises DeviceError without one."""
-    # Loads a GPU's driver.
+    device = cuda_device()
+    # Loads the bindings, of which the device says in its own words that they are not there.
     from kvd_client.device.cuda.arena import create_arena
 
-    device = cuda_device()
     return Machine(
         device=device,
         words=CudaWords(device.driver),

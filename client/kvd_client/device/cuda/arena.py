@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 from cuda.bindings import driver as cu
 
-from kvd_client.device.cuda.calls import DESCRIPTOR, allocation_properties, call, uuid_of
+from kvd_client.device.cuda.calls import (
+    DESCRIPTOR,
+    allocation_properties,
+    call,
+    load_driver,
+    uuid_of,
+)
 from kvd_client.errors import DeviceError
 
 
@@ -22,7 +28,7 @@ class Gpu(NamedTuple):
 
 def list_gpus() -> list[Gpu]:
     """Return the visible GPUs in the driver's order; raises DeviceError without a driver."""
-    call("cuInit", cu.cuInit(0))
+    load_driver()
     smallest = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     gpus: list[Gpu] = []
     for place in range(call("cuDeviceGetCount", cu.cuDeviceGetCount())):

@@ -25,9 +25,19 @@ def call(what: str, answer: Sequence[Any]) -> Any:
     return answer[1] if len(answer) > 1 else None
 
 
+def load_driver() -> None:
+    """Load the driver, which may be called again; raises DeviceError where there is none."""
+    try:
+        answer = cu.cuInit(0)
+    except RuntimeError as error:  # how cuda-bindings says that it finds no library of a driver
+        said = " ".join(str(error).split())
+        raise DeviceError(f"no driver of a GPU is installed here: {said}") from error
+    call("cuInit", answer)
+
+
 def visible_gpus() -> list[str]:
     """Return the UUIDs of the GPUs that this process sees, in the driver's order."""
-    call("cuInit", cu.cuInit(0))
+    load_driver()
     count = call("cuDeviceGetCount", cu.cuDeviceGetCount())
     return [uuid_of(call("cuDeviceGet", cu.cuDeviceGet(place))) for place in range(count)]
 

@@ -100,7 +100,7 @@ def cuda_device(gpu_uuid: str = "") -> CudaDevice:
         from kvd_client.device.cuda.real import CudaDriver
     except ImportError as error:
         raise DeviceError(
-            f"the CUDA device needs cupy and cuda-bindings: {error}; install kvd[cuda13] or "
-            f"kvd[cuda12]"
+            f"the CUDA device needs cupy and cuda-bindings: {' '.join(str(error).split())}; "
+            f"install kvd[cuda13] or kvd[cuda12]"
         ) from error
     return CudaDevice(CudaDriver(gpu_uuid))
