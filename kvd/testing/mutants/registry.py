@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from kvd.testing.mutants import books, choices, engine, layouts, ranks, requests, values
 from kvd.testing.mutants.cells import CELL_FAULTS
 from kvd.testing.mutants.fault import Fault, by_name
+from kvd.testing.stress.shapes import NARROW, SHAPES
 
 
 class Group(NamedTuple):
@@ -139,11 +140,15 @@ _OF_FLOATS: Final = (
     "c3-h1 move-order-as-listed move-order-reversed ends-flushed-last floats-ignore-those-above "
     "moves-of-one-band-only moves-told-backwards"
 )
+_OF_NARROW: Final = "clip-one-token-generous clip-stops-early settled-late"
 SHAPES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(_OF_UNEVEN.split(), UNEVEN),
     **dict.fromkeys(_OF_FLOATS.split(), _FLOATS),
+    **dict.fromkeys(_OF_NARROW.split(), NARROW),
 }
 """Shapes that are tried for a fault where it does not show on all."""
+ANY_SHAPE: Final = tuple(shape for shape in SHAPES if shape not in NARROW)
+"""Shapes that are tried for all others."""
 
 
 def _profiles_of(name: str, group: Group) -> tuple[str, ...]:
