@@ -277,9 +277,8 @@ LOG_FAULTS: Final[tuple[Fault, ...]] = (
     ),
     edited(
         "settled-late",
-        "freed units are merged before the next operation",
+        "freed units are merged before the next operation, whether somebody asked for it or not",
         (_STAGE + "decide", "if self._settle_due:", "if False:"),
-        ("kvd.engine.incarnation:Incarnation.settle", "self.engine.settle()", "pass"),
         (_STAGE + "release", "self.settle()", "pass"),
     ),
     edited(

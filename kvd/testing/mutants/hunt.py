@@ -19,10 +19,9 @@ import msgspec
 from kvd.errors import WorkloadError
 from kvd.testing.child import die_with_parent
 from kvd.testing.mutants.fault import Fault, planted
-from kvd.testing.mutants.registry import FAULTS, PROFILES_OF, SHAPES_OF
+from kvd.testing.mutants.registry import ANY_SHAPE, FAULTS, PROFILES_OF, SHAPES_OF
 from kvd.testing.stress.generator import PROFILES, program_of, steps_of
 from kvd.testing.stress.run import StressRun, run_steps
-from kvd.testing.stress.shapes import SHAPES
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess
@@ -78,7 +77,7 @@ def attempts_for(name: str) -> Iterator[Attempt]:
     """Yield the runs that hunt a fault, without an end: profiles that suit it come more often."""
     suited = cycle(PROFILES_OF[name] or tuple(PROFILES))
     others = cycle(PROFILES)
-    shapes = cycle(SHAPES_OF.get(name, tuple(SHAPES)))
+    shapes = cycle(SHAPES_OF.get(name, ANY_SHAPE))
     for seed in count(FIRST_SEED):
         yield Attempt(next(shapes), seed, next(others if seed % 3 == 0 else suited))
 

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from kvd.testing.mutants import books, choices, engine, layouts, ranks, requests, values
 from kvd.testing.mutants.cells import CELL_FAULTS
 from kvd.testing.mutants.fault import Fault, by_name
+from kvd.testing.stress.shapes import NARROW, SHAPES
 
 
 class Group(NamedTuple):
@@ -56,7 +57,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "loaded_and_given_up": "c2-h5 c3-h5 load-not-kept",
     "loaded_over_what_moved": "c4-h1 c3-h5",
     "moved_back_and_forth": "c3-h1 c2-h1 fence-in-units-of-its-own move-order-as-listed "
-    "move-order-reversed ends-flushed-last flush-by-accident steps-not-fenced fence-under-oldest "
+    "move-order-reversed ends-flushed-last steps-not-fenced fence-under-oldest "
     "fence-ends-early growth-clears-fences move-keeps-the-old-place no-segments end-a-unit-narrow "
     "segments-of-moves-only waits-behind-moves first-start-rounded-down last-end-rounded-up",
     "backed_up_under_forwards": "backup-waits-f r2-load",
@@ -67,7 +68,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "published_over_copies": "c5-h4 c5-h5 c5-h6 publish-beside-transfers",
     "moved_under_forwards": "r1-forward r1-forward-unknown c2-h1 c3-h1 c4-h1 steps-not-fenced "
     "compaction-under-unknown compaction-of-what-is-written fence-under-oldest fence-ends-early "
-    "move-order-as-listed move-order-reversed ends-flushed-last flush-by-accident "
+    "move-order-as-listed move-order-reversed ends-flushed-last "
     "no-epoch-of-fences unasked-moves-without-end first-start-rounded-down "
     "whole-end-barrier ends-forgotten-early write-set-a-page-short move-short-of-one "
     "end-ignores-what-is-fixed no-segments segments-of-moves-only ends-may-cross",
@@ -81,16 +82,15 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "received_and_wanted": "r1-receive fixed-by-half no-move-epoch "
     "end-ignores-what-is-fixed received-slots-not-zeroed "
     "transfers-are-room-at-once transfers-blamed-on-nobody",
-    "lost_and_wanted": "quarantine-skipped quarantine-moves quarantined-bytes-awaited "
-    "no-epoch-of-quarantine",
+    "lost_and_wanted": "quarantine-skipped quarantine-moves no-epoch-of-quarantine",
     "dared": "r2-receive r3-forward r3-forward-unknown r3-load publish-beside-steps "
-    "sent-may-be-retracted received-may-end unloaded-is-readable context-exceeded "
+    "sent-may-be-retracted received-may-end context-exceeded "
     "wrong-advance-computes wrong-post-uses-its-number wrong-backup-uses-its-number "
-    "wrong-standing-removes wrong-step-counts wrong-evict-evicts-a-part "
+    "wrong-standing-removes wrong-evict-evicts-a-part "
     "wrong-load-name-names-a-part batch-runs-on-behind-a-wrong-use resolved-though-unbound "
     "pumped-publish-lets-go",
     "wronged": "sent-may-be-retracted received-may-end context-exceeded wrong-advance-computes "
-    "wrong-standing-removes wrong-step-counts wrong-evict-evicts-a-part "
+    "wrong-standing-removes wrong-evict-evicts-a-part "
     "wrong-load-name-names-a-part resolved-though-unbound batch-runs-on-behind-a-wrong-use",
     "aborted": "aborted-before-notice aborted-keeps-word aborted-whole-end aborted-word-lost",
     "moved_elsewhere": "unaware-guard unaware-guard-of-the-oldest guard-behind-what-it-guards",
@@ -104,6 +104,10 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "refused-admission-retracts standing-set-outlives-retraction growth-left-out "
     "waiting-said-to-be-useless answers-without-ids first-takes-left-out refused-take-marks-uneven "
     "beyond-limit-unasked refused-take-grows",
+    "given_up_and_lost": "quarantined-bytes-awaited",
+    "read_before_its_load": "unloaded-is-readable",
+    "reported_out_of_order": "wrong-step-counts",
+    "stretched": "flush-by-accident",
     "died_at_once": "unsealed-survives unrun-insert-survives unknown-step-survives "
     "processed-noted-too-early confirmed-too-far aborted-word-lost",
     "moved_and_died": "unsealed-survives unrun-insert-survives copied-survives received-survives "
@@ -131,6 +135,13 @@ _FLOATS: Final = (
     "state-two-windows-full-page-16",
 )
 """Shapes with two floats and more."""
+_ONE_FLOAT: Final = (
+    "two-windows-full",
+    "state-window-full",
+    "two-windows-full-coprime",
+    "state-window-full-coprime",
+)
+"""Shapes in which either end's room is the one float's."""
 _OF_UNEVEN: Final = (
     "first-start-rounded-down last-end-rounded-up growth-past-the-ceiling sink-is-handed-out "
     "last-unit-past-the-end fence-in-units-of-its-own"
@@ -139,11 +150,16 @@ _OF_FLOATS: Final = (
     "c3-h1 move-order-as-listed move-order-reversed ends-flushed-last floats-ignore-those-above "
     "moves-of-one-band-only moves-told-backwards"
 )
+_OF_NARROW: Final = "clip-one-token-generous clip-stops-early settled-late"
 SHAPES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(_OF_UNEVEN.split(), UNEVEN),
     **dict.fromkeys(_OF_FLOATS.split(), _FLOATS),
+    **dict.fromkeys(_OF_NARROW.split(), NARROW),
+    "flush-by-accident": _ONE_FLOAT,
 }
 """Shapes that are tried for a fault where it does not show on all."""
+ANY_SHAPE: Final = tuple(shape for shape in SHAPES if shape not in NARROW)
+"""Shapes that are tried for all others."""
 
 
 def _profiles_of(name: str, group: Group) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
 """Capacity answers, each found by trying every layout, from counts that the models make themselves.
 
 A yes has to come with what was asked, a no has to mean that no layout exists: semantics 4.6 to 4.10
-and 11.4, check 8. What one request asks of every band is not questioned here.
+and 11.4, check 8. What one request asks of every band is found by going through its states
+(`prices`).
 """
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kvd.alloc.purpose import DemandPurpose
 from kvd.alloc.uses import UseKind
 from kvd.price.geometry import BandKind
 from kvd.price.search import Span, Spans
@@ -227,7 +227,7 @@ class Answers:
         page_tokens = self.books.shape.page_tokens
         for chunk in (chunk_tokens, min(chunk_tokens, page_tokens)):
             for tokens in range(new_tokens, -1, -1):
-                demand = self.books.price(DemandPurpose.CEILING, prompt, tokens, chunk)
+                demand = self.books.price(prompt, tokens, chunk)
                 if self.fits_empty(demand):
                     return tokens
         return None
@@ -264,7 +264,7 @@ class _Admissions:
             return ExpectedAdmission(Verdict.UNSCHEDULABLE)
         chunk = next((it for it in self._chunks(prompt) if self._fits(prompt, granted, it)), None)
         takes = self._with(take if chunk is None else min(take, chunk))
-        demand = books.price(DemandPurpose.ADMIT, prompt, granted, chunk or asked)
+        demand = books.price(prompt, granted, chunk or asked)
         if chunk is not None and self._rows_free:
             if not self._answers.has_room_now(self._left(), takes):
                 return ExpectedAdmission(Verdict.WAIT, granted)
@@ -287,7 +287,7 @@ class _Admissions:
         return [asked, *[chunk for chunk in reversed(shorter) if chunk != asked]]
 
     def _fits(self, prompt: int, new_tokens: int, chunk: int) -> bool:
-        demand = self._books.price(DemandPurpose.ADMIT, prompt, new_tokens, chunk)
+        demand = self._books.price(prompt, new_tokens, chunk)
         return self._holds(demand, ())
 
     def _holds(self, demand: UnitCounts, ending: Sequence[Held]) -> bool:

@@ -50,6 +50,12 @@ from kvd.testing.stress.program import (
     Send,
     Stand,
 )
+from kvd.testing.stress.rare_meetings import (
+    given_up_and_lost,
+    read_before_its_load,
+    reported_out_of_order,
+    stretched,
+)
 from kvd.testing.stress.rough_meetings import (
     dared,
     died_at_once,
@@ -388,7 +394,14 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
 )
 DEATHS: Final[tuple[Meeting, ...]] = (moved_and_died, moved_and_died, died_at_once)
 """What happens beside everything else where ranks die."""
+RARE: Final[tuple[Meeting, ...]] = (
+    given_up_and_lost,
+    read_before_its_load,
+    reported_out_of_order,
+    stretched,
+)
+"""What happens only where a run leans to it."""
 NAMED_MEETINGS: Final[dict[str, Meeting]] = {
-    meeting.__name__.strip("_"): meeting for meeting in (*MEETINGS, *DEATHS)
+    meeting.__name__.strip("_"): meeting for meeting in (*MEETINGS, *DEATHS, *RARE)
 }
 """By name, so that a run can lean to one of them."""

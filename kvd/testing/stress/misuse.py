@@ -7,6 +7,9 @@ import numpy as np
 
 from kvd.testing.stress.scheduler import Scheduler
 from kvd.testing.stress.script import Ask
+from kvd_client.calls import Call
+from kvd_proto.codec import encode
+from kvd_proto.operations import Processed
 
 MakeMisuse: TypeAlias = Callable[[Scheduler, int], Ask | None]
 """Returns something wrong to ask for, picked; None where there is nobody to do it to."""
@@ -185,3 +188,46 @@ MISUSES: Final[tuple[MakeMisuse, ...]] = (
     _evict_under_receive,
     _retract_under_transfer,
 )
+
+
+# ---- what only meetings bring about -------------------------------------------------------------
+
+
+def _report_out_of_order(scheduler: Scheduler, pick: int) -> Ask | None:
+    """Report a step that is not the oldest in flight, which a client would not let pass."""
+    if scheduler.launched_count == scheduler.model.processed_count:
+        return None
+    beside = (-1, 0, 2, 3)[pick % 4]
+    operation = Processed(max(0, scheduler.model.processed_count + beside))
+    return lambda batch: batch.calls.append(Call(operation, encode(operation)))
+
+
+def _read_unloaded(scheduler: Scheduler, pick: int) -> Ask | None:
+    """Read, send or hold pages of a band that a load has all named, and was not submitted for."""
+    model = scheduler.model
+    loads = [one for one in model.copies.values() if one.loads and not one.submitted]
+    found = [
+        (scheduler.contents.bands[index].name, ids)
+        for load in loads
+        for index, ids in load.named.items()
+        if ids.size and ids.size == load.units[index]
+    ]
+    for name, ids in scheduler.pick(found, pick):
+        match pick % 3 if scheduler.limits.copies else pick % 2:
+            case 0:
+                number = model.take_number("transfer")
+                return lambda batch: batch.post(number, {name: ids})
+            case 1:
+                number = model.take_number("transfer")
+                return lambda batch: batch.hold(number, {name: ids})
+            case _:
+                number = model.take_number("copy")
+                places = np.arange(ids.size)
+                return lambda batch: batch.backup(number, {name: ids}, {name: places})
+    return None
+
+
+CLOSE_MISUSES: Final[tuple[MakeMisuse, ...]] = (_report_out_of_order, _read_unloaded)
+"""Wrong in places that hardly any run comes to by itself."""
+FIRST_CLOSE_INDEX: Final = 64
+"""The first kind index that means one of them; none that is drawn is as high."""

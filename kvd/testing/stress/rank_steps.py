@@ -9,7 +9,12 @@ from kvd.testing.modelled.ranks import DEADLINE_MS
 from kvd.testing.stress.daring import DARES, forget_proposals
 from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.meeting_parts import SQUEEZED_UNITS
-from kvd.testing.stress.misuse import MISUSES, MakeMisuse
+from kvd.testing.stress.misuse import (
+    CLOSE_MISUSES,
+    FIRST_CLOSE_INDEX,
+    MISUSES,
+    MakeMisuse,
+)
 from kvd.testing.stress.pace import FAVOURS
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd.testing.stress.played_run import PlayedRun
@@ -204,8 +209,10 @@ def ask_wrong(scheduler: Scheduler, step: Misuse) -> str:
     there is nobody for any.
     """
     scheduler.send()  # with it comes what ranks have said to be over, which is no obstacle then
-    makes = (*MISUSES, *DARES)
-    for make in scheduler.pick(makes, step.kind_index, len(makes)):
+    is_close = step.kind_index >= FIRST_CLOSE_INDEX
+    makes = CLOSE_MISUSES if is_close else (*MISUSES, *DARES)
+    first = step.kind_index - FIRST_CLOSE_INDEX * is_close
+    for make in scheduler.pick(makes, first, len(makes)):
         ask = make(scheduler, step.pick_index)
         if ask is not None:
             break
@@ -223,5 +230,5 @@ def _name_of(make: MakeMisuse) -> str:
     return make.__name__.strip("_")
 
 
-_WRONG: Final = frozenset(_name_of(make) for make in MISUSES)
+_WRONG: Final = frozenset(_name_of(make) for make in (*MISUSES, *CLOSE_MISUSES))
 """What must not be served."""

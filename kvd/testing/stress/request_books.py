@@ -6,9 +6,9 @@ and promise follows from what was asked, and an outcome has to say exactly that.
 
 from collections.abc import Iterable, Sequence
 
-from kvd.alloc.demand import DemandShape, RequestShape, request_demand, steady_demand
-from kvd.alloc.purpose import DemandPurpose
+from kvd.alloc.demand import DemandShape
 from kvd.testing.stress.broken import broken, require
+from kvd.testing.stress.prices import peak_units, steady_pages
 from kvd.testing.stress.told import Told
 from kvd.testing.stress.unit_model import UnitModel
 from kvd_proto.memory import Lifetime
@@ -181,17 +181,11 @@ class RequestBooks:
 
     # ---- admission ------------------------------------------------------------------------------
 
-    def price(
-        self, purpose: DemandPurpose, prompt: int, new_tokens: int, chunk_tokens: int
-    ) -> UnitCounts:
+    def price(self, prompt: int, new_tokens: int, chunk_tokens: int) -> UnitCounts:
         """Return what a request asks of every band."""
-        return request_demand(
-            self.shape,
-            RequestShape(prompt_tokens=prompt, new_tokens=new_tokens),
-            purpose=purpose,
-            mode=self.shape.mode,
-            chunk_tokens=chunk_tokens,
-        ).units
+        return peak_units(
+            self.shape, prompt_tokens=prompt, new_tokens=new_tokens, chunk_tokens=chunk_tokens
+        )
 
     def admit(
         self,
@@ -210,7 +204,7 @@ class RequestBooks:
             "holdings",
             f"request {request} got row {row_index}, which is not free",
         )
-        peak = self.price(DemandPurpose.ADMIT, prompt, new_tokens, chunk_tokens)
+        peak = self.price(prompt, new_tokens, chunk_tokens)
         held = Held(
             request,
             row_index,
@@ -334,16 +328,14 @@ class RequestBooks:
 
     def _end_prefill(self, held: Held) -> None:
         held.prefilling = False
-        steady = steady_demand(
-            self.shape,
-            RequestShape(
-                prompt_tokens=held.prompt_tokens, new_tokens=held.total_tokens - held.prompt_tokens
-            ),
-            mode=self.shape.mode,
-            chunk_tokens=held.chunk_tokens,
-        ).units
         for band in self.windows:
-            held.peak_units[band] = min(held.peak_units[band], steady[band])
+            steady = steady_pages(
+                self.shape,
+                window_tokens=self.shape.window_tokens[band],
+                prompt_tokens=held.prompt_tokens,
+                new_tokens=held.total_tokens - held.prompt_tokens,
+            )
+            held.peak_units[band] = min(held.peak_units[band], steady)
 
     def end(self, those: Sequence[Held], told: Told, *, retracted: bool = False) -> UnitCounts:
         """End requests, which gives back all that they hold; return the units per band."""

@@ -55,6 +55,8 @@ class Shape:
     """Requests that the stage is sized to run at once."""
     spare_bytes: int
     """Bytes beyond the least that a stage needs."""
+    batch_moves_max: int = 3
+    """Units that a batch's end may move unasked."""
 
 
 SHAPES: Final[dict[str, Shape]] = {
@@ -162,8 +164,21 @@ SHAPES: Final[dict[str, Shape]] = {
         rows_count=5,
         spare_bytes=36864,
     ),
+    "state-window-full-narrow": Shape(
+        full_rows_count=5,
+        windows=((8, 3),),
+        state_elements_count=64,
+        page_tokens=4,
+        context_tokens=80,
+        chunk_tokens=12,
+        rows_count=4,
+        spare_bytes=4096,
+        batch_moves_max=0,
+    ),
 }
 """By name, so that a saved program says what it ran on."""
+NARROW: Final = ("state-window-full-narrow",)
+"""Those that hold no request as long as the context, and move nothing at a batch's end."""
 
 
 class StressStage(NamedTuple):
@@ -172,6 +187,7 @@ class StressStage(NamedTuple):
     storage: StageStorage
     layers: DeclaredLayers
     sizing: SizingInputs
+    batch_moves_max: int
 
 
 @cache
@@ -196,7 +212,8 @@ def stress_stage(name: str, *, overlap: bool) -> StressStage:
     )
     floor_bytes = build_group(layers, inputs=sizing).budget_floor_bytes
     sizing = structs.replace(sizing, budget_bytes=floor_bytes + shape.spare_bytes)
-    return StressStage(build_group(layers, inputs=sizing).stages[0], layers, sizing)
+    (storage,) = build_group(layers, inputs=sizing).stages
+    return StressStage(storage, layers, sizing, shape.batch_moves_max)
 
 
 @cache

@@ -30,7 +30,6 @@ from kvd_proto.outcomes import OWN_PROGRAM, Outcome
 POISON = 0xAB
 """Fills memory that nothing was written to."""
 IDLE_MOVES_MAX = 6
-BATCH_MOVES_MAX = 3
 
 AttachRank: TypeAlias = "Callable[[int, InProcessTransport], PlayedRank[Any]]"
 
@@ -163,7 +162,7 @@ class StressRanks:
             ranks=program.ranks_count,
             level=CheckLevel.WARN,
             idle_moves_max=IDLE_MOVES_MAX,
-            batch_moves_max=BATCH_MOVES_MAX,
+            batch_moves_max=built.batch_moves_max,
             number=number,
             legacy=legacy,
             redo=redo,
