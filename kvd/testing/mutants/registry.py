@@ -108,6 +108,8 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "read_before_its_load": "unloaded-is-readable",
     "reported_out_of_order": "wrong-step-counts",
     "stretched": "flush-by-accident",
+    "sent_before_its_clearing": "uncleared-is-readable clearing-is-sent",
+    "died_uncleared": "uncleared-survives",
     "died_at_once": "unsealed-survives unrun-insert-survives unknown-step-survives "
     "processed-noted-too-early confirmed-too-far aborted-word-lost",
     "moved_and_died": "unsealed-survives unrun-insert-survives copied-survives received-survives "

@@ -60,10 +60,19 @@ def _written(scheduler: Scheduler) -> list[Request | Value]:
 
 
 def _transfer(
-    scheduler: Scheduler, pick: int, owners: Iterable[Request | Value], *, writes: bool
+    scheduler: Scheduler,
+    pick: int,
+    owners: Iterable[Request | Value],
+    *,
+    writes: bool,
+    only: int | None = None,
 ) -> Ask | None:
+    """Name the last units of somebody, in one band only if asked so."""
     for owner in scheduler.pick(list(owners), pick):
-        virtual = _units_of(scheduler, owner, pick)
+        virtual = [
+            ids if only in (None, index) else _NONE
+            for index, ids in enumerate(_units_of(scheduler, owner, pick))
+        ]
         if not any(ids.size for ids in virtual) or not scheduler.has_network_streams(virtual):
             return None
         number = scheduler.model.take_number("transfer")
@@ -130,6 +139,21 @@ def _backup(scheduler: Scheduler, pick: int) -> Ask | None:
 
 
 DARES: Final[tuple[Dare, ...]] = (_post, _hold, _publish, _backup)
+
+
+# ---- what only meetings bring about -------------------------------------------------------------
+
+
+def _send_slot(scheduler: Scheduler, pick: int) -> Ask | None:
+    """Send a slot alone that a launch is to clear, or that a step in flight clears."""
+    state, model = scheduler.contents.state, scheduler.model
+    if state is None:
+        return None
+    owners = [owner for owner in _owners(scheduler) if model.has_uncleared(owner)]
+    return _transfer(scheduler, pick, owners, writes=False, only=state.index)
+
+
+CLOSE_DARES: Final[tuple[Dare, ...]] = (_send_slot,)
 
 
 def forget_proposals(scheduler: Scheduler) -> None:

@@ -51,9 +51,11 @@ from kvd.testing.stress.program import (
     Stand,
 )
 from kvd.testing.stress.rare_meetings import (
+    died_uncleared,
     given_up_and_lost,
     read_before_its_load,
     reported_out_of_order,
+    sent_before_its_clearing,
     stretched,
 )
 from kvd.testing.stress.rough_meetings import (
@@ -399,6 +401,8 @@ RARE: Final[tuple[Meeting, ...]] = (
     read_before_its_load,
     reported_out_of_order,
     stretched,
+    sent_before_its_clearing,
+    died_uncleared,
 )
 """What happens only where a run leans to it."""
 NAMED_MEETINGS: Final[dict[str, Meeting]] = {

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvd.errors import StressFailure
 from kvd.testing.modelled.ranks import DEADLINE_MS
-from kvd.testing.stress.daring import DARES, forget_proposals
+from kvd.testing.stress.daring import CLOSE_DARES, DARES, forget_proposals
 from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.meeting_parts import SQUEEZED_UNITS
 from kvd.testing.stress.misuse import (
@@ -210,7 +210,7 @@ def ask_wrong(scheduler: Scheduler, step: Misuse) -> str:
     """
     scheduler.send()  # with it comes what ranks have said to be over, which is no obstacle then
     is_close = step.kind_index >= FIRST_CLOSE_INDEX
-    makes = CLOSE_MISUSES if is_close else (*MISUSES, *DARES)
+    makes = (*CLOSE_MISUSES, *CLOSE_DARES) if is_close else (*MISUSES, *DARES)
     first = step.kind_index - FIRST_CLOSE_INDEX * is_close
     for make in scheduler.pick(makes, first, len(makes)):
         ask = make(scheduler, step.pick_index)

@@ -21,9 +21,11 @@ from kvd.testing.stress.meeting_parts import (
 )
 from kvd.testing.stress.misuse import CLOSE_MISUSES, FIRST_CLOSE_INDEX
 from kvd.testing.stress.program import (
+    RANKS_MAX,
     Admit,
     Advance,
     AnyStep,
+    Die,
     Evict,
     Extend,
     Insert,
@@ -41,6 +43,8 @@ from kvd.testing.stress.program import (
     Send,
 )
 
+SEND_SLOT_INDEX = FIRST_CLOSE_INDEX + len(CLOSE_MISUSES)
+"""What kind of misuse sends a slot."""
 STRETCHED_UNITS_MAX = 24
 """How much is asked for at last where more and more room is made."""
 
@@ -89,6 +93,45 @@ def reported_out_of_order(random: Random) -> Iterator[AnyStep]:
     yield from _misuses(random)
     yield Process(count=random.randrange(4))
     yield from later(random)
+
+
+def sent_before_its_clearing(random: Random) -> Iterator[AnyStep]:
+    """Send slots that a launch over others is to clear, or is clearing."""
+    yield Admit(count=1, take_tokens=4)
+    yield Send()
+    yield Launch(count=ALL)
+    yield Record()
+    yield Process(count=3)
+    yield Admit(count=random.randrange(3), take_tokens=random.randrange(1, 8))
+    yield Send()
+    for _ in range(2):
+        if random.randrange(3):
+            yield Launch(pick_index=random.randrange(2), count=0)
+            yield Record()
+        yield Misuse(kind_index=SEND_SLOT_INDEX, pick_index=any_place(random))
+    yield from later(random)
+    yield Process(count=3)
+
+
+def died_uncleared(random: Random) -> Iterator[AnyStep]:
+    """Let ranks die while all that was asked for has run, and values hold slots of no forward."""
+    yield from fill(random)
+    yield Launch(count=ALL)
+    yield Record()
+    yield Process(count=3)
+    yield Evict(pick_index=any_place(random), count=random.randrange(3))
+    yield Admit(count=random.randrange(3), take_tokens=random.randrange(1, 8))
+    yield Send()
+    for _ in range(3):
+        yield Insert(pick_index=any_place(random))
+    yield Send()
+    for _ in range(2):
+        yield from caught_up()
+        yield Play(actions_count=59)
+        yield Play(actions_count=59)
+        yield Process(count=3)
+        yield Send()
+    yield Die(rank=random.randrange(RANKS_MAX), all_die=random.randrange(2) == 0)
 
 
 def stretched(random: Random) -> Iterator[AnyStep]:
