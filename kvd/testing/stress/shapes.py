@@ -6,7 +6,7 @@ stage, and where the name says so they share no factor, so that frontiers of nei
 meet.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ from kvd_proto.memory import (
     DeclaredLayers,
     DType,
     LayerDecl,
+    Lifetime,
     SizingInputs,
     StatePart,
     StateTensor,
@@ -55,6 +56,9 @@ class Shape:
     """Requests that the stage is sized to run at once."""
     spare_bytes: int
     """Bytes beyond the least that a stage needs."""
+    next_rows_count: int = 0
+    """Rows of a token's entry on the next stage of a pipeline, more than here: it has fewer pages
+    for as many bytes, and both have names for no more pages than it has. 0: there is no next."""
 
 
 SHAPES: Final[dict[str, Shape]] = {
@@ -164,6 +168,19 @@ SHAPES: Final[dict[str, Shape]] = {
     ),
 }
 """By name, so that a saved program says what it ran on."""
+FURTHER_SHAPES: Final[dict[str, Shape]] = {
+    "window-full-few-names": Shape(
+        full_rows_count=3,
+        windows=((8, 2),),
+        page_tokens=4,
+        context_tokens=64,
+        chunk_tokens=8,
+        rows_count=6,
+        spare_bytes=9216,
+        next_rows_count=6,
+    ),
+}
+"""By name as well: what only runs that ask for it by name are played on, in one process alone."""
 
 
 class StressStage(NamedTuple):
@@ -177,11 +194,14 @@ class StressStage(NamedTuple):
 @cache
 def stress_stage(name: str, *, overlap: bool) -> StressStage:
     """Return the stage of a shape; raises WorkloadError for a name that is none."""
-    shape = SHAPES.get(name)
+    shape = SHAPES.get(name) or FURTHER_SHAPES.get(name)
     if shape is None:
         raise WorkloadError(f"there is no stress shape {name!r}; there are {', '.join(SHAPES)}")
     parts = [_attention(shape.full_rows_count)]
     parts += [_attention(rows, tokens) for tokens, rows in shape.windows]
+    if shape.next_rows_count:
+        parts.append(_attention(shape.next_rows_count))
+        parts += [_attention(rows, tokens) for tokens, rows in shape.windows]
     if shape.state_elements_count:
         tensor = StateTensor(shape=(shape.state_elements_count,), dtype=DType.FLOAT32)
         parts.append(LayerDecl(parts=(StatePart(recurrent=tensor),)))
@@ -194,9 +214,31 @@ def stress_stage(name: str, *, overlap: bool) -> StressStage:
         cached_slots=1 if shape.state_elements_count else 0,
         overlap=overlap,
     )
-    floor_bytes = build_group(layers, inputs=sizing).budget_floor_bytes
+    stages_count = 2 if shape.next_rows_count else 1
+    floor_bytes = build_group(layers, inputs=sizing, pp_count=stages_count).budget_floor_bytes
     sizing = structs.replace(sizing, budget_bytes=floor_bytes + shape.spare_bytes)
-    return StressStage(build_group(layers, inputs=sizing).stages[0], layers, sizing)
+    stage = build_group(layers, inputs=sizing, pp_count=stages_count).stages[0]
+    return StressStage(_with_maps_of_names(stage), layers, sizing)
+
+
+def _with_maps_of_names(stage: StageStorage) -> StageStorage:
+    """Return a stage whose band maps have an entry for each name, and none beyond.
+
+    Those of a stage that could hold more pages than another one of its pipeline are longer, while
+    the digests that its tables are compared with are of as many entries as there are names.
+    """
+    plan = stage.storage
+    maps = tuple(
+        structs.replace(
+            band_map,
+            entry_count=plan.virtual_slot_count
+            if band.lifetime is Lifetime.STATE
+            else plan.virtual_page_count,
+        )
+        for band, band_map in zip(plan.bands, plan.region.band_maps, strict=True)
+    )
+    region = structs.replace(plan.region, band_maps=maps)
+    return replace(stage, storage=structs.replace(plan, region=region))
 
 
 @cache
