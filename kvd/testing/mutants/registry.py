@@ -69,7 +69,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "compaction-under-unknown compaction-of-what-is-written fence-under-oldest fence-ends-early "
     "move-order-as-listed move-order-reversed ends-flushed-last flush-by-accident "
     "no-epoch-of-fences unasked-moves-without-end first-start-rounded-down "
-    "whole-end-barrier ends-forgotten-early write-set-a-page-short move-short-of-one "
+    "whole-end-barrier write-set-a-page-short move-short-of-one "
     "end-ignores-what-is-fixed no-segments segments-of-moves-only ends-may-cross",
     "freed_under_forwards": "pending-under-oldest no-epoch-at-settling "
     "settle-the-oldest-key oldest-step-waited pending-settled-for-nothing "

@@ -50,7 +50,6 @@ UNNOTICED: Final[frozenset[str]] = frozenset(
         "standing-set-in-order-of-rows",
         "aborted-whole-end",
         "end-without-overlap",
-        "ends-forgotten-early",
         "unaware-guard-of-the-oldest",
         "row-lengths-kept",
         "clears-yield",
