@@ -180,12 +180,16 @@ def _region_plan(sized: SizedPlan) -> RegionPlan:
         assert table is not None
         return placed(table)
 
-    maps = tuple(required(MAP_PREFIX + band.name) for band in sized.bands)
+    def band_map(band: PlannedBand) -> BandMap:
+        # An entry per name: the stages of a pipeline have as many of those as the smallest one
+        # has pages, though a stage with more has room for more.
+        names_count = sized.virtual_slot_count if band.is_state else sized.virtual_page_count
+        table = required(MAP_PREFIX + band.name)
+        assert names_count <= table.column_count
+        return BandMap(band=band.name, offset_bytes=table.offset_bytes, entry_count=names_count)
+
     return RegionPlan(
-        band_maps=tuple(
-            BandMap(band=band.name, offset_bytes=table.offset_bytes, entry_count=table.column_count)
-            for band, table in zip(sized.bands, maps, strict=True)
-        ),
+        band_maps=tuple(band_map(band) for band in sized.bands),
         request_table=required(REQUEST_TABLE),
         row_lengths=required(ROW_LENGTHS),
         progress=required(PROGRESS),

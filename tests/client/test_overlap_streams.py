@@ -252,6 +252,23 @@ def test_a_wait_for_a_step_does_not_wait_for_the_next(
     assert not units(kv, FULL)[20].any()
 
 
+def test_effects_behind_a_launch_run_behind_the_whole_of_every_step_before_it(
+    daemon: ScriptedDaemon, kv: Client, gates: Gates
+) -> None:
+    first = gates.running_step(kv)
+    second = gates.running_step(kv)
+    assert first.entered.wait(5)
+
+    send(kv, daemon, zero(20))
+    assert_stalls(kv.stream)
+    assert units(kv, FULL)[20].all()
+
+    first.open()
+    assert second.entered.wait(5)
+    settle(kv.stream)
+    assert not units(kv, FULL)[20].any()
+
+
 def test_a_wait_is_left_out_only_if_its_step_is_over(
     daemon: ScriptedDaemon, kv: Client, gates: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

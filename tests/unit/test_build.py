@@ -339,6 +339,15 @@ def test_maps_cover_all_ids() -> None:
     assert counts["state"] == plan.virtual_slot_count
 
 
+def test_maps_of_a_pipeline_have_an_entry_per_name_on_every_stage() -> None:
+    """Layers do not part evenly, so that one stage has room for more pages than there are names."""
+    stages = preset("gpt-oss-20b", pp=5).stages
+    assert len({stage.sized.geometry.bands[-1].unit_index_end_count for stage in stages}) > 1
+    for stage in stages:
+        counts = {band_map.entry_count for band_map in stage.storage.region.band_maps}
+        assert counts == {stage.storage.virtual_page_count}
+
+
 def test_a_plan_survives_the_wire() -> None:
     plan = mixed(draft_tokens=2)
     encoded = msgspec.msgpack.encode(plan)

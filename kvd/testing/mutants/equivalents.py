@@ -42,6 +42,14 @@ EQUIVALENTS: Final[tuple[Equivalent, ...]] = (
         "write them (cells c4-h1 and S of c4-h2), and LD waits A; `c4-h1` leaves out both",
     ),
     Equivalent(
+        "ends forgotten early",
+        "the ends of earlier steps are forgotten when one is launched",
+        "`Step._order_allocator`, which alone notes steps, passes a barrier with each, and "
+        "`Applier._assemble` and `_known` wait for it ahead of all that is applied later; it lies "
+        "on the forwards' stream behind the whole end of every earlier step "
+        "(`Step._order_forward`). tests/client/test_overlap_streams.py pins that",
+    ),
+    Equivalent(
         "no epoch at a promise",
         "a band's epoch stays when something is promised",
         "the snapshot that is kept for an epoch holds no promises: `_with_promises` adds what is "

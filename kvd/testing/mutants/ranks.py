@@ -102,11 +102,6 @@ ORDER_FAULTS: Final[tuple[Fault, ...]] = (
         ),
     ),
     edited(
-        "ends-forgotten-early",
-        "the end of a step is kept until it was seen to be over",
-        (_APPLIER + "note_step", "if not self._ends[earlier].reached:", "if earlier == step:"),
-    ),
-    edited(
         "waits-in-front",
         "a wait stands in front of the effects that it guards",
         (

@@ -56,7 +56,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "waits-behind-moves copy-wait growth-clears-fences use-kept-after-end",
     "loaded_and_given_up": "c2-h5 c3-h5 load-not-kept",
     "loaded_over_what_moved": "c4-h1 c3-h5",
-    "moved_back_and_forth": "c3-h1 c2-h1 fence-in-units-of-its-own move-order-as-listed "
+    "moved_back_and_forth": "c2-h1 fence-in-units-of-its-own move-order-as-listed "
     "move-order-reversed ends-flushed-last steps-not-fenced fence-under-oldest "
     "fence-ends-early growth-clears-fences move-keeps-the-old-place no-segments end-a-unit-narrow "
     "segments-of-moves-only waits-behind-moves first-start-rounded-down last-end-rounded-up",
@@ -66,23 +66,23 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "load-where-it-was-named reservation-not-fixed reservation-freed-early",
     "loaded_and_read": "r1-load r2-load load-waits-a",
     "published_over_copies": "c5-h4 c5-h5 c5-h6 publish-beside-transfers",
-    "moved_under_forwards": "r1-forward r1-forward-unknown c2-h1 c3-h1 c4-h1 steps-not-fenced "
+    "moved_under_forwards": "r1-forward r1-forward-unknown c2-h1 c4-h1 steps-not-fenced "
     "compaction-under-unknown compaction-of-what-is-written fence-under-oldest fence-ends-early "
     "move-order-as-listed move-order-reversed ends-flushed-last "
-    "no-epoch-of-fences unasked-moves-without-end first-start-rounded-down "
-    "whole-end-barrier ends-forgotten-early write-set-a-page-short move-short-of-one "
+    "unasked-moves-without-end first-start-rounded-down "
+    "whole-end-barrier write-set-a-page-short move-short-of-one "
     "end-ignores-what-is-fixed no-segments segments-of-moves-only ends-may-cross",
     "freed_under_forwards": "pending-under-oldest no-epoch-at-settling "
     "settle-the-oldest-key oldest-step-waited pending-settled-for-nothing "
     "pending-back-at-launch pending-key-lost pending-batch-half settle-without-wait settled-late "
     "end-without-overlap forwards-in-order",
-    "sent_and_given_up": "transfers-are-room-at-once no-epoch-of-quarantine "
+    "sent_and_given_up": "transfers-are-room-at-once "
     "c2-h6 c2-h6-left c3-h6 c4-h6 vacated-back-with-the-first "
-    "blocked-bytes-entered no-epoch-of-uses no-epoch-of-fences network-width-left-out",
+    "blocked-bytes-entered no-epoch-of-uses network-width-left-out",
     "received_and_wanted": "r1-receive fixed-by-half no-move-epoch "
     "end-ignores-what-is-fixed received-slots-not-zeroed "
     "transfers-are-room-at-once transfers-blamed-on-nobody",
-    "lost_and_wanted": "quarantine-skipped quarantine-moves no-epoch-of-quarantine",
+    "lost_and_wanted": "quarantine-skipped quarantine-moves",
     "dared": "r2-receive r3-forward r3-forward-unknown r3-load publish-beside-steps "
     "sent-may-be-retracted received-may-end context-exceeded "
     "wrong-advance-computes wrong-post-uses-its-number wrong-backup-uses-its-number "
@@ -94,7 +94,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "wrong-load-name-names-a-part resolved-though-unbound batch-runs-on-behind-a-wrong-use",
     "aborted": "aborted-before-notice aborted-keeps-word aborted-whole-end aborted-word-lost",
     "moved_elsewhere": "unaware-guard unaware-guard-of-the-oldest guard-behind-what-it-guards",
-    "slots_moved_before_a_launch": "clears-follow-moves clears-yield slots-cleared-twice "
+    "slots_moved_before_a_launch": "clears-follow-moves slots-cleared-twice "
     "received-slots-not-zeroed slots-never-pend",
     "sink_reset_between_forwards": "sink-beside-steps sink-not-zeroed",
     "retracted_and_back": "no-names-epoch-at-end clip-one-token-generous clip-stops-early "
@@ -102,7 +102,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "promise-of-the-first-life retraction-without-credit "
     "retraction-with-double-credit one-victim-too-many victims-from-the-end retraction-not-told "
     "refused-admission-retracts standing-set-outlives-retraction growth-left-out "
-    "waiting-said-to-be-useless answers-without-ids first-takes-left-out refused-take-marks-uneven "
+    "waiting-said-to-be-useless first-takes-left-out refused-take-marks-uneven "
     "beyond-limit-unasked refused-take-grows",
     "given_up_and_lost": "quarantined-bytes-awaited",
     "read_before_its_load": "unloaded-is-readable",
@@ -111,11 +111,16 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "sent_before_its_clearing": "uncleared-is-readable clearing-is-sent",
     "died_uncleared": "uncleared-survives",
     "died_at_once": "unsealed-survives unrun-insert-survives unknown-step-survives "
-    "processed-noted-too-early confirmed-too-far aborted-word-lost",
+    "processed-noted-too-early aborted-word-lost",
     "moved_and_died": "unsealed-survives unrun-insert-survives copied-survives received-survives "
     "spoiled-survives unknown-step-survives survivor-forgets-its-ids survivor-among-holes "
-    "confirmed-too-far processed-noted-too-early failed-load-is-good progress-per-entry "
+    "processed-noted-too-early progress-per-entry "
     "progress-ahead no-redo redo-a-segment-late redo-of-confirmed-segments tables-not-cleared",
+    "slots_received_before_a_launch": "clears-yield",
+    "sent_and_left_behind": "no-epoch-of-fences no-epoch-of-quarantine",
+    "moved_into_what_was_read": "c3-h1",
+    "failed_and_died": "failed-load-is-good",
+    "processed_and_died": "confirmed-too-far",
 }
 """Faults by the meeting in which they show most, which is tried before their group's profiles."""
 
@@ -149,15 +154,21 @@ _OF_UNEVEN: Final = (
     "last-unit-past-the-end fence-in-units-of-its-own"
 )
 _OF_FLOATS: Final = (
-    "c3-h1 move-order-as-listed move-order-reversed ends-flushed-last floats-ignore-those-above "
+    "move-order-as-listed move-order-reversed ends-flushed-last floats-ignore-those-above "
     "moves-of-one-band-only moves-told-backwards"
 )
 _OF_NARROW: Final = "clip-one-token-generous clip-stops-early settled-late"
+_THREE_FLOATS: Final = ("state-three-windows-full",)
+_WITH_FEWER_NAMES_THAN_UNITS: Final = ("window-full-few-names",)
 SHAPES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(_OF_UNEVEN.split(), UNEVEN),
     **dict.fromkeys(_OF_FLOATS.split(), _FLOATS),
     **dict.fromkeys(_OF_NARROW.split(), NARROW),
     "flush-by-accident": _ONE_FLOAT,
+    "c3-h1": _THREE_FLOATS,
+    "no-epoch-of-fences": _THREE_FLOATS,
+    "no-epoch-of-quarantine": _THREE_FLOATS,
+    "answers-without-ids": _WITH_FEWER_NAMES_THAN_UNITS,
 }
 """Shapes that are tried for a fault where it does not show on all."""
 ANY_SHAPE: Final = tuple(shape for shape in SHAPES if shape not in NARROW)

@@ -45,6 +45,8 @@ class CheckedRank(ABC):
             client.host_pool(band.name, pool_places) for band in client.plan.bands if pool_places
         ]
         self.checked_words_count = 0
+        self.left_steps: dict[int, None] = {}
+        """Steps whose launch was left by an exception on this rank."""
 
     def stream_of(self, step: int) -> Stream | None:
         """Return the stream of a forward; None for the one that the client has for them."""

@@ -78,6 +78,8 @@ class CheckName(StrEnum):
     """Waits stand in front of what they guard, and every segment of an outcome can be redone."""
     CLIENT = "stress.client"
     """A rank carries out what it is told: no error of a client that keeps to the contract."""
+    ENDS = "stress.ends"
+    """Every step comes to its end: nothing goes round in circles."""
     ENGINE = "stress.engine"
     """The engine decides whatever it is asked: it raises nothing but what its callers expect."""
 

@@ -33,6 +33,8 @@ class Hand(Generic[RankT]):
         self._follows: Final = follows
         self._plan_forward = plan_forward
         self._block: LaunchBlock | None = None
+        self._step_number = 0
+        """The newest step that was launched."""
 
     @property
     def launching(self) -> bool:
@@ -62,6 +64,7 @@ class Hand(Generic[RankT]):
         block, self._block = self._block, None
         assert block is not None
         if aborts:
+            self.rank.left_steps[self._step_number] = None
             left_by_error(block)
         else:
             block.__exit__(None, None, None)
@@ -115,7 +118,7 @@ class Hand(Generic[RankT]):
         else:
             block = client.launch(stream, writes=STANDING if part.standing else part.writes)
         step = self._enter_launch(block)
-        self._block = block
+        self._block, self._step_number = block, step.number
         if first:
             part.step, part.position = step.number, step.position
             part.plan = self._plan_forward(part)

@@ -23,6 +23,13 @@ from kvd.testing.stress.meeting_parts import (
     take,
     values,
 )
+from kvd.testing.stress.named_meetings import (
+    failed_and_died,
+    moved_into_what_was_read,
+    processed_and_died,
+    sent_and_left_behind,
+    slots_received_before_a_launch,
+)
 from kvd.testing.stress.program import (
     Abort,
     Admit,
@@ -396,7 +403,12 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
 )
 DEATHS: Final[tuple[Meeting, ...]] = (moved_and_died, moved_and_died, died_at_once)
 """What happens beside everything else where ranks die."""
-RARE: Final[tuple[Meeting, ...]] = (
+BY_NAME_ONLY: Final[tuple[Meeting, ...]] = (
+    slots_received_before_a_launch,
+    sent_and_left_behind,
+    moved_into_what_was_read,
+    failed_and_died,
+    processed_and_died,
     given_up_and_lost,
     read_before_its_load,
     reported_out_of_order,
@@ -404,8 +416,8 @@ RARE: Final[tuple[Meeting, ...]] = (
     sent_before_its_clearing,
     died_uncleared,
 )
-"""What happens only where a run leans to it."""
+"""What happens only in runs that ask for it by name, so that no seed draws otherwise."""
 NAMED_MEETINGS: Final[dict[str, Meeting]] = {
-    meeting.__name__.strip("_"): meeting for meeting in (*MEETINGS, *DEATHS, *RARE)
+    meeting.__name__.strip("_"): meeting for meeting in (*MEETINGS, *DEATHS, *BY_NAME_ONLY)
 }
 """By name, so that a run can lean to one of them."""

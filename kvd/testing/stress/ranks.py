@@ -92,7 +92,11 @@ class StressRank(PlayedRank[Peer]):
 
         def run() -> Accesses:
             self.run_forward(plan)
-            return touched
+            if plan.step not in self.left_steps:
+                return touched
+            # Whatever it declared, nothing is known of a step that was left by an exception.
+            self.look_up(plan)
+            return Accesses((*touched.reads, *looked_up.reads), touched.writes)
 
         step.submit(ModelledWork(f"forward of step {plan.step}: tables", read_tables))
         if not silent:

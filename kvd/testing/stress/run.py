@@ -21,6 +21,7 @@ from kvd.testing.in_process import FIRST, IncarnationNumber, InProcessTransport,
 from kvd.testing.modelled.device import ModelledDevice
 from kvd.testing.modelled.memory import grains_of
 from kvd.testing.modelled.world import World
+from kvd.testing.stress.bound import bounded
 from kvd.testing.stress.contents import Contents
 from kvd.testing.stress.coverage import note_outcome, note_released, note_step
 from kvd.testing.stress.failure import CheckName, failure_of
@@ -389,7 +390,8 @@ class StressRun:
     def _failing(self) -> Generator[None]:
         """Raise what comes out of a step as the failure of a check."""
         try:
-            yield
+            with bounded():
+                yield
         except StressFailure as failure:
             failure.step_index = self.step_index
             raise

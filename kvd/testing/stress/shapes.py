@@ -57,6 +57,9 @@ class Shape:
     """Bytes beyond the least that a stage needs."""
     batch_moves_max: int = 3
     """Units that a batch's end may move unasked."""
+    next_rows_count: int = 0
+    """Rows of a token's entry on the next stage of a pipeline, more than here: it has fewer pages
+    for as many bytes, and both have names for no more pages than it has. 0: there is no next."""
 
 
 SHAPES: Final[dict[str, Shape]] = {
@@ -179,6 +182,19 @@ SHAPES: Final[dict[str, Shape]] = {
 """By name, so that a saved program says what it ran on."""
 NARROW: Final = ("state-window-full-narrow",)
 """Those that hold no request as long as the context, and move nothing at a batch's end."""
+FURTHER_SHAPES: Final[dict[str, Shape]] = {
+    "window-full-few-names": Shape(
+        full_rows_count=3,
+        windows=((8, 2),),
+        page_tokens=4,
+        context_tokens=64,
+        chunk_tokens=8,
+        rows_count=6,
+        spare_bytes=9216,
+        next_rows_count=6,
+    ),
+}
+"""By name as well: what only runs that ask for it by name are played on, in one process alone."""
 
 
 class StressStage(NamedTuple):
@@ -193,11 +209,14 @@ class StressStage(NamedTuple):
 @cache
 def stress_stage(name: str, *, overlap: bool) -> StressStage:
     """Return the stage of a shape; raises WorkloadError for a name that is none."""
-    shape = SHAPES.get(name)
+    shape = SHAPES.get(name) or FURTHER_SHAPES.get(name)
     if shape is None:
         raise WorkloadError(f"there is no stress shape {name!r}; there are {', '.join(SHAPES)}")
     parts = [_attention(shape.full_rows_count)]
     parts += [_attention(rows, tokens) for tokens, rows in shape.windows]
+    if shape.next_rows_count:
+        parts.append(_attention(shape.next_rows_count))
+        parts += [_attention(rows, tokens) for tokens, rows in shape.windows]
     if shape.state_elements_count:
         tensor = StateTensor(shape=(shape.state_elements_count,), dtype=DType.FLOAT32)
         parts.append(LayerDecl(parts=(StatePart(recurrent=tensor),)))
@@ -210,10 +229,11 @@ def stress_stage(name: str, *, overlap: bool) -> StressStage:
         cached_slots=1 if shape.state_elements_count else 0,
         overlap=overlap,
     )
-    floor_bytes = build_group(layers, inputs=sizing).budget_floor_bytes
+    stages_count = 2 if shape.next_rows_count else 1
+    floor_bytes = build_group(layers, inputs=sizing, pp_count=stages_count).budget_floor_bytes
     sizing = structs.replace(sizing, budget_bytes=floor_bytes + shape.spare_bytes)
-    (storage,) = build_group(layers, inputs=sizing).stages
-    return StressStage(storage, layers, sizing, shape.batch_moves_max)
+    stage = build_group(layers, inputs=sizing, pp_count=stages_count).stages[0]
+    return StressStage(stage, layers, sizing, shape.batch_moves_max)
 
 
 @cache
