@@ -41,7 +41,7 @@ from kvd_proto.operations import (
     Standing,
     Take,
 )
-from kvd_proto.outcomes import NO_COLUMN, AdmitResult, AnyResult, Done, Freed, TakeResult
+from kvd_proto.outcomes import NO_COLUMN, AdmitResult, AnyResult, Done, Failed, Freed, TakeResult
 
 T = TypeVar("T")
 INT32_MAX = 2**31 - 1
@@ -128,6 +128,8 @@ class Batch(PageCalls):
         self._open = True
         self._sent: tuple[int, int, bytes] | None = None
         """Program, index of the first operation and body, once the batch is on its way."""
+        self.failed: Failed | None = None
+        """The first of its operations that was wrong use, once the answer is applied."""
         self.notices: list[Call] = []
         self.calls: list[Call] = []
         self.processed_steps: list[int] = []

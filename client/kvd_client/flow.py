@@ -1,7 +1,7 @@
 """What a flow of the session asks its client to do, and the request it does it for."""
 
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -9,9 +9,6 @@ from kvd_client.calls import Batch, Call
 from kvd_client.transport import Message
 from kvd_proto.control import Control, MessageKind
 from kvd_proto.scalars import ProgramIndex
-
-if TYPE_CHECKING:
-    from kvd_proto.outcomes import Failed
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -35,7 +32,7 @@ Flow: TypeAlias = Generator[Exchange | HostWait, None, None]
 class Outstanding:
     """A request that waits for its answer, and what the answer is needed for."""
 
-    __slots__ = ("answer_type", "batch", "calls", "failed", "index_start", "kind", "message")
+    __slots__ = ("answer_type", "batch", "calls", "index_start", "kind", "message")
 
     def __init__(
         self,
@@ -53,5 +50,3 @@ class Outstanding:
         self.batch = batch
         self.answer_type = answer_type
         """What a question has to be answered with."""
-        self.failed: Failed | None = None
-        """The first of its operations that was wrong use, once the answer is applied."""

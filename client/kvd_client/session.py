@@ -5,6 +5,9 @@ host) and goes on when that is done. The blocking and the asyncio client run the
 
 A flow may be abandoned at any yield: an exception, a time-out, a signal or a cancellation leaves
 the request in `_outstanding`, and whatever is called next receives and applies its answer first.
+A batch whose block was left is sent exactly once, too: where something that comes before it fails,
+it stays due, and whatever is called next sends it. So whoever meets an error that says that trying
+again can help calls anything, `ping` for one, and never repeats the batch.
 What cannot be abandoned half way, applying an answer, does not yield; left by an exception it
 poisons the session, because memory, tables and log may then disagree.
 
@@ -117,6 +120,8 @@ class Session:
         self._pid = PROCESS.pid
         self._next_index = ProgramIndex(welcome.next_index)
         self._outstanding: Outstanding | None = None
+        self._due_batch: Batch | None = None
+        """A batch whose block was left and that is not on its way yet."""
         self._failure: KvdClientError | None = None
         self._report: str | None = None
         self.what_if_reply: WhatIfReply | None = None
@@ -184,7 +189,7 @@ class Session:
     # ---- flows ----------------------------------------------------------------------------
 
     def settle(self) -> Flow:
-        """Receive and apply what an earlier call left behind, and send the facts that are due."""
+        """Receive and apply what an earlier call left behind, and send what is due."""
         self.check_usable()
         if self._outstanding is not None:
             yield from self._complete(self._outstanding, self.deadline_ms)
@@ -197,16 +202,24 @@ class Session:
                 raise
             # Only now: a fact sent twice is the same fact, one that was lost is missing.
             self._facts.popleft()
+        if self._due_batch is not None:
+            yield from self._send_due(self._due_batch)
 
     def send_batch(self, batch: Batch) -> Flow:
         """Send a batch and apply its reply; raises OperationError for wrong use in it."""
+        self._due_batch = batch
         yield from self.settle()
+        if batch.failed is not None:
+            raise failure_of(batch.failed)
+
+    def _send_due(self, batch: Batch) -> Flow:
         if batch.processed_steps:
             # The last covers the others: steps end in order.
             step = batch.processed_steps[-1]
             end = self.steps.end_of(step)
             if end is not None:
                 yield HostWait(partial(self._wait_step, step, end))
+        self._due_batch = None
         index = self._next_index
         calls, body = batch.seal(self.program, index, self.steps.notices)
         bytes_max = self.welcome.frame_bytes_max
@@ -219,8 +232,6 @@ class Session:
         outstanding = Outstanding(MessageKind.BATCH, message, calls, index, batch)
         self._put_out(outstanding)
         yield from self._complete(outstanding, self.deadline_ms)
-        if outstanding.failed is not None:
-            raise failure_of(outstanding.failed)
 
     def follow(self, position: int, records: Sequence[bytes], deadline_ms: int) -> Flow:
         """Apply entries up to a position, no further; pull those that are missing.
@@ -409,7 +420,9 @@ class Session:
             if self.steps.open:
                 cursor.check_room(len(entries))
             with Applying(self):
-                outstanding.failed = cursor.take_in(entries, matched)
+                failed = cursor.take_in(entries, matched)
+                if outstanding.batch is not None:
+                    outstanding.batch.failed = failed
                 self._next_index = ProgramIndex(outstanding.index_start + len(calls))
                 self.steps.note_batch(
                     idles=outstanding.batch is not None and outstanding.batch.idles
@@ -450,8 +463,8 @@ class Session:
         except DeviceError as error:
             if error.code == ErrorCode.TIMED_OUT:
                 raise DeadlineError(
-                    f"step {step} is not over within {self.deadline_ms} ms, so processed({step}) "
-                    "was not sent"
+                    f"step {step} is not over within {self.deadline_ms} ms, so the batch with "
+                    f"processed({step}) waits; the next call sends it"
                 ) from error
             self.poison(f"step {step} failed: {error.message}")
             raise

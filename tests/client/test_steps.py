@@ -166,7 +166,7 @@ def test_processed_waits_for_the_work_of_the_step(kv: Client) -> None:
     timer.join()
 
 
-def test_processed_is_not_sent_while_the_step_runs_on(daemon: EngineDaemon, kv: Client) -> None:
+def test_processed_is_sent_once_the_step_is_over(daemon: EngineDaemon, kv: Client) -> None:
     release = threading.Event()
     kv.session.deadline_ms = 50
     with kv.launch() as step:
@@ -177,10 +177,14 @@ def test_processed_is_not_sent_while_the_step_runs_on(daemon: EngineDaemon, kv: 
         batch.processed(1)
 
     assert daemon.batches() == before
+    with pytest.raises(DeadlineError, match="step 1"):
+        kv.ping()
+    assert daemon.batches() == before
     release.set()
     kv.session.deadline_ms = 5_000
-    with kv.batch() as batch:
-        batch.processed(1)
+    kv.ping()
+    assert daemon.batches() == before + 1
+    assert kv.session.steps.processed == 1
 
 
 def test_a_launch_left_by_an_exception_is_reported_and_still_counts(

@@ -114,12 +114,16 @@ class HostCopies:
 
         Raises ReplyError for a copy that was never started here.
         """
-        if not 0 < copy <= self._newest_copy:
+        if not self.has_started(copy):
             raise ReplyError(
                 f"an effect waits for copy {copy}; the newest that this rank started is "
                 f"{self._newest_copy}"
             )
         return self._ends.get(copy)
+
+    def has_started(self, copy: int) -> bool:
+        """Return whether a copy was started here; it may be over since."""
+        return 0 < copy <= self._newest_copy
 
     def take_ended(self) -> list[int]:
         """Return the copies that are over and were not returned before, oldest first."""

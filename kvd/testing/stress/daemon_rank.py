@@ -228,9 +228,11 @@ class DaemonRun:
     def _fail_copy(self, step: FailCopy) -> bool:
         running = [copy.number for copy in self.model.copies.values() if copy.submitted]
         for number in self.scheduler.pick(running, step.pick_index):
-            if self._is_about_us(step.rank):
+            copies = self.rank.client.session.applier.copies
+            # Inside an open launch what was decided waits for its end, copies among it.
+            if self._is_about_us(step.rank) and copies.has_started(number):
                 fact = CopyEnded(number, failed=True)
-                end = self.rank.client.session.applier.copies.end_of(number)
+                end = copies.end_of(number)
                 if end is not None:
                     end.synchronize(DEADLINE_MS)
                     self.hand.insist(partial(self.rank.client.fact, fact))
