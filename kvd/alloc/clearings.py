@@ -21,7 +21,7 @@ class SlotClearings:
     """The clearing of every bound state slot, by virtual id."""
 
     def __init__(self) -> None:
-        self.position = 0
+        self.deciding_position = 0
         """Where in the log the operation that is being decided will stand; where nobody says, every
         launch clears all that was handed out before its notice."""
         self._due: dict[int, int] = {}
@@ -31,7 +31,7 @@ class SlotClearings:
 
     def hand_out(self, slots: Units) -> None:
         """Take in slots that the next launch has to clear."""
-        self._due.update(dict.fromkeys(slots.tolist(), self.position))
+        self._due.update(dict.fromkeys(slots.tolist(), self.deciding_position))
 
     def launch(self, step: int, position: int) -> None:
         """Take in a launch behind the effects up to a position."""
@@ -68,13 +68,13 @@ class SlotClearings:
         """Check against the slots that are bound: step.clearings_bound."""
         known = {*self._due, *self._step_of}
         stray = known.difference(bound.tolist())
-        early = [slot for slot, position in self._due.items() if position > self.position]
+        early = [slot for slot, position in self._due.items() if position > self.deciding_position]
         ahead = [slot for slot, step in self._step_of.items() if not 0 < step <= launched_count]
         both = self._due.keys() & self._step_of.keys()
         if stray or early or ahead or both:
             monitor.fail(
                 "step.clearings_bound",
                 f"slots {sorted(stray)} are cleared and not bound, {early} were handed out behind "
-                f"position {self.position}, {ahead} were cleared by no step that was launched, "
+                f"position {self.deciding_position}, {ahead} were cleared by no step that was launched, "
                 f"{sorted(both)} were cleared and are to be",
             )

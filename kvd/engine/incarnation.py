@@ -308,7 +308,7 @@ class Incarnation:
                 outcome = NOT_RUN
             else:
                 position = self.log.end_position + len(records) + 1
-                self.engine.steps.clearings.position = position
+                self.engine.steps.clearings.deciding_position = position
                 try:
                     outcome = self._decide(program, operation)
                     confirmed_position = max(confirmed_position, self._confirmed_by(operation))

@@ -436,36 +436,6 @@ def test_a_fork_cannot_use_the_client(kv: Client) -> None:
     take(kv)
 
 
-def test_a_batch_behind_a_fact_that_was_lost_is_sent_by_the_next_call(
-    daemon: EngineDaemon, kv: Client
-) -> None:
-    """Its block was left, so that it counts; whoever repeats it would take twice."""
-
-    def swallow(rank: int, header: Header, body: bytes) -> list[Answer] | None:
-        return [] if header.kind is MessageKind.FACT else None
-
-    before = daemon.batches()
-    handles: list[Handle[Taken]] = []
-    with pytest.raises(DeadlineError), kv.batch() as batch:
-        kv.session.owe_fact(StepAborted(1))
-        daemon.hook = swallow
-        handles.append(batch.take(STANDING))
-    assert daemon.batches() == before
-    assert not handles[0].settled
-
-    daemon.hook = None
-    header, body = daemon.transports[0].sent[-1]
-    for answer in daemon.serve(0, header, body):
-        daemon.transports[0].push(*answer)
-    kv.ping()
-
-    assert daemon.batches() == before + 1
-    assert isinstance(handles[0](), Taken)
-    take(kv)
-    assert daemon.batches() == before + 2
-    assert kv.lengths([1, 2]).tolist() == [5, 5]
-
-
 def test_wrong_use_in_a_late_answer_is_told_by_its_handle(daemon: EngineDaemon, kv: Client) -> None:
     kept: list[Answer] = []
     daemon.hook = late(daemon, kept)

@@ -11,9 +11,11 @@ from kvd_client import (
     Client,
     DeadlineError,
     DeviceError,
+    Handle,
     PoisonedError,
     StepAborted,
     StepOrderError,
+    Taken,
     UsageError,
 )
 from kvd_proto.codec import decode_fact, decode_operation, split_batch
@@ -217,6 +219,42 @@ def test_an_abort_that_cannot_be_reported_stays_due(daemon: EngineDaemon, kv: Cl
         batch.processed(1)
 
     assert decode_fact(daemon.facts[-1]) == StepAborted(1)
+
+
+def test_a_batch_behind_a_fact_that_was_lost_is_sent_by_the_next_call(
+    daemon: EngineDaemon, kv: Client
+) -> None:
+    """Its block was left, so that it counts; whoever repeats it would take twice."""
+
+    def swallow(rank: int, header: Header, body: bytes) -> list[Answer] | None:
+        return [] if header.kind is MessageKind.FACT else None
+
+    before = daemon.batches()
+    handles: list[Handle[Taken]] = []
+
+    def take_behind_a_fact() -> None:
+        with kv.batch() as batch:
+            kv.session.owe_fact(StepAborted(1))
+            daemon.hook = swallow
+            handles.append(batch.take(STANDING))
+
+    with pytest.raises(DeadlineError):
+        take_behind_a_fact()
+    assert daemon.batches() == before
+    assert not handles[0].settled
+
+    daemon.hook = None
+    header, body = daemon.transports[0].sent[-1]
+    for answer in daemon.serve(0, header, body):
+        daemon.transports[0].push(*answer)
+    kv.ping()
+
+    assert daemon.batches() == before + 1
+    assert isinstance(handles[0](), Taken)
+    with kv.batch() as batch:
+        batch.take(STANDING)
+    assert daemon.batches() == before + 2
+    assert kv.lengths([1, 2]).tolist() == [5, 5]
 
 
 def test_reads_are_declared_once_and_inside(kv: Client) -> None:

@@ -162,7 +162,7 @@ def test_a_rank_elsewhere_is_refused(
 
 
 def test_a_group_that_is_larger_than_the_gpu_is_refused(daemon: DaemonProcess) -> None:
-    sizing = SIZING.__class__(budget_bytes=20 << 30, page_tokens=4, context_tokens=64)
+    sizing = SIZING.__class__(budget_bytes=200 << 30, page_tokens=4, context_tokens=64)
     with pytest.raises(AttachError, match="on the cuda device for 16 x 1 ranks"):
         attached(daemon, "large", sizing=sizing, tp=16)
 

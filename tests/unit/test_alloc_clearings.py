@@ -104,7 +104,7 @@ def test_a_slot_that_a_peer_fills_is_cleared_by_no_launch() -> None:
 def test_a_launch_clears_what_was_handed_out_up_to_its_position() -> None:
     clearings = SlotClearings()
     for position in (3, 4, 5):
-        clearings.position = position
+        clearings.deciding_position = position
         clearings.hand_out(np.array([position]))
     clearings.launch(1, 4)
     assert [clearings.step_of(slot) for slot in (3, 4, 5)] == [1, 1, 0]

@@ -94,7 +94,7 @@ class Oracle:
     def after(self, program: int, operation: Operation, outcome: Outcome) -> None:
         """Take in an operation that was decided; raises StressFailure, naming the check."""
         result = outcome.result
-        self.books.position = self.engine.steps.clearings.position
+        self.books.position = self.engine.steps.clearings.deciding_position
         if isinstance(result, Skipped):
             self._skipped(operation, outcome, result)
         elif isinstance(result, Refusal | Pump):

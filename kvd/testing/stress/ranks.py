@@ -25,7 +25,7 @@ OWN_STREAMS_COUNT: Final = 5
 """Streams of a rank that are not its network's: allocator, load, backup, and two for forwards."""
 
 
-def network_streams_max(ranks_count: int) -> int:
+def network_stream_count_max(ranks_count: int) -> int:
     """Return how many streams each rank's network may use at a time; the host is a stream too."""
     return (STREAMS_COUNT_MAX - 1) // ranks_count - OWN_STREAMS_COUNT
 

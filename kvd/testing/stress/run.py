@@ -35,7 +35,7 @@ from kvd.testing.stress.pace import Pace
 from kvd.testing.stress.plans import ForwardPlan
 from kvd.testing.stress.played_rank import PlayedRank
 from kvd.testing.stress.program import AnyStep, Program
-from kvd.testing.stress.ranks import StressRank, network_streams_max
+from kvd.testing.stress.ranks import StressRank, network_stream_count_max
 from kvd.testing.stress.rest import check_units_at_rest
 from kvd.testing.stress.scheduler import POOL_PLACES_COUNT, Limits, Scheduler
 from kvd.testing.stress.script import OpenLaunch, Part, SendBatch
@@ -189,9 +189,9 @@ class StressRun:
                 sized.chunk_tokens,
                 plan.page_tokens,
                 copies=self.copies,
-                network_streams_max=(
-                    None if self.world is None else network_streams_max(self.program.ranks_count)
-                ),
+                network_stream_count_max=None
+                if self.world is None
+                else network_stream_count_max(self.program.ranks_count),
             ),
             overlap=self.program.overlap,
             carry=self._carry,
@@ -318,7 +318,7 @@ class StressRun:
         self.order.check(operation, outcome)
         encoded = encode(outcome)
         self._digest.update(encoded)
-        position = self.stage.incarnation.engine.steps.clearings.position
+        position = self.stage.incarnation.engine.steps.clearings.deciding_position
         self.twin.after(program, operation, outcome, encoded, position=position)
         note_outcome(self.counts, operation, outcome)
         self.model.note(operation, outcome)

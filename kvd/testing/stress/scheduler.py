@@ -43,7 +43,7 @@ class Limits(NamedTuple):
     page_tokens: int
     copies: bool = True
     """Whether the ranks' devices copy to host pools."""
-    network_streams_max: int | None = None
+    network_stream_count_max: int | None = None
     """Streams that all open transfers together may use on a rank; None where nothing limits them.
 
     A transfer uses one for every band of which it has units.
@@ -212,7 +212,7 @@ class Scheduler:
 
     def has_network_streams(self, virtual: Sequence[Indices]) -> bool:
         """Return whether ranks have streams for another transfer, of these units per band."""
-        most = self.limits.network_streams_max
+        most = self.limits.network_stream_count_max
         if most is None:
             return True
         model = self.model

@@ -53,7 +53,7 @@ class Twin:
         strict = self._random.randrange(PERMILLE) < STRICT_PERMILLE
         self.strict_count += strict
         self.engine.monitor.level = CheckLevel.STRICT if strict else CheckLevel.WARN
-        self.engine.steps.clearings.position = position
+        self.engine.steps.clearings.deciding_position = position
         again = self.engine.decide(program, operation)
         self._compare(type(operation).__name__, outcome, encoded, again)
 
