@@ -75,6 +75,6 @@ class SlotClearings:
             monitor.fail(
                 "step.clearings_bound",
                 f"slots {sorted(stray)} are cleared and not bound, {early} were handed out behind "
-                f"position {self.deciding_position}, {ahead} were cleared by no step that was launched, "
-                f"{sorted(both)} were cleared and are to be",
+                f"position {self.deciding_position}, {ahead} were cleared by no step that was "
+                f"launched, {sorted(both)} were cleared and are to be",
             )
