@@ -44,7 +44,9 @@ BLOCKS_GROWTH_MAX: Final = 4000
 """Most by which the number of objects may grow: the group that works fills rings of 1024 batches.
 One object kept per refusal is far more in a full run."""
 STRANGER: Final = b"stranger"
-CURSORS: Final = frozenset({"applied", "given", "confirmed"})
+CURSORS: Final = frozenset(
+    {"applied", "given", "confirmed", "_applied", "_given", "_confirmed"}  # the latter in its watch
+)
 """What a rank has applied, which a header states whatever its body says."""
 SETTLED: Final = frozenset({"_lapses", "_refused_now", "_settle_due", "_standing"})
 """What a batch changes in an engine though none of its operations took effect: its end is counted,

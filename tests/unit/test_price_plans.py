@@ -20,6 +20,16 @@ def _least(snapshot: ChainSnapshot, demand: Units) -> tuple[Step, Tier] | None:
     return None if layout is None else (layout.step, layout.tier)
 
 
+def test_of_gaps_that_are_equally_large_a_float_grows_into_the_upper_one() -> None:
+    """The lower one has 45 bytes, which are four whole units as above."""
+    chain = chain_of(
+        (15, 1, 3, 2), (10, 9, 13, 4), (10, 17, 100, 83), arena_bytes=1000, sink_bytes=15
+    )
+    layout = first_plan(chain, (0, 2, 0))
+    assert layout is not None
+    assert layout.spans[1] == (9, 15)
+
+
 @pytest.mark.parametrize(
     ("demand", "step", "spans", "flushed", "relocated"),
     [

@@ -73,6 +73,7 @@ CELL_FAULTS: Final[tuple[Fault, ...]] = (
         _C.HOST_LOAD, _H.VACATED_READ, LOADS_BESIDE_FORWARDS, why="a load waits the tail of F"
     ),
     _of_writers(_C.HOST_LOAD, _H.COPY_READ),
+    _of_writers(_C.HOST_LOAD, _H.COPY_WRITE),
     _of_writers(_C.HOST_LOAD, _H.NETWORK_SEND, NOTHING_VACATED, why=_VACATED),
     _of_writers(_C.PEER_WRITE, _H.COPY_READ),
     _of_writers(_C.PEER_WRITE, _H.COPY_WRITE),

@@ -65,6 +65,15 @@ ALIGNMENT_FAULTS: Final[tuple[Fault, ...]] = (
         (_RELAYOUT + "_ends", "if ground_bytes <= ceiling_bytes else None", "if True else None"),
     ),
     edited(
+        "float-grows-into-the-smaller-gap",
+        "of the gaps beside a float the larger is grown into, counted in whole units of its grid",
+        (
+            _IN_PLACE + "_grown",
+            "-(-ground_bytes // need.unit_bytes)",
+            "ground_bytes // need.unit_bytes",
+        ),
+    ),
+    edited(
         "floats-ignore-those-above",
         "a float leaves those above it their room",
         (_IN_PLACE + "_bounds", "ceiling_bytes = start * unit_bytes", "pass"),

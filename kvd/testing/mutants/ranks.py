@@ -14,6 +14,11 @@ _BACKLOG: Final = "kvd_client.backlog:Backlog."
 
 ORDER_FAULTS: Final[tuple[Fault, ...]] = (
     edited(
+        "processed-unwaited",
+        "a rank calls a step processed once its own forward is over",
+        ("kvd_client.session:Session._send_due", "if end is not None:", "if False:"),
+    ),
+    edited(
         "read-end-barrier",
         "A waits the end of a launched forward's reads",
         (_APPLIER + "_add_barrier", "self._barrier = None", "self._barrier = None; return"),

@@ -55,7 +55,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "fence-in-units-of-its-own fence-first-range-only waits-by-accident fenced-hole-first "
     "waits-behind-moves copy-wait growth-clears-fences use-kept-after-end",
     "loaded_and_given_up": "c2-h5 c3-h5 load-not-kept",
-    "loaded_over_what_moved": "c4-h1 c3-h5",
+    "loaded_over_what_moved": "c4-h1 c4-h5 c3-h5",
     "moved_back_and_forth": "c2-h1 fence-in-units-of-its-own move-order-as-listed "
     "move-order-reversed ends-flushed-last steps-not-fenced fence-under-oldest "
     "fence-ends-early growth-clears-fences move-keeps-the-old-place no-segments end-a-unit-narrow "
@@ -107,7 +107,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "given_up_and_lost": "quarantined-bytes-awaited",
     "read_before_its_load": "unloaded-is-readable",
     "reported_out_of_order": "wrong-step-counts",
-    "stretched": "flush-by-accident",
+    "stretched": "flush-by-accident float-grows-into-the-smaller-gap",
     "sent_before_its_clearing": "uncleared-is-readable clearing-is-sent",
     "died_uncleared": "uncleared-survives",
     "died_at_once": "unsealed-survives unrun-insert-survives unknown-step-survives "
@@ -120,7 +120,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "sent_and_left_behind": "no-epoch-of-fences no-epoch-of-quarantine",
     "moved_into_what_was_read": "c3-h1",
     "failed_and_died": "failed-load-is-good",
-    "processed_and_died": "confirmed-too-far",
+    "processed_and_died": "confirmed-too-far processed-unwaited",
 }
 """Faults by the meeting in which they show most, which is tried before their group's profiles."""
 
@@ -155,7 +155,7 @@ _OF_UNEVEN: Final = (
 )
 _OF_FLOATS: Final = (
     "move-order-as-listed move-order-reversed ends-flushed-last floats-ignore-those-above "
-    "moves-of-one-band-only moves-told-backwards"
+    "moves-of-one-band-only moves-told-backwards float-grows-into-the-smaller-gap"
 )
 _OF_NARROW: Final = "clip-one-token-generous clip-stops-early settled-late"
 _THREE_FLOATS: Final = ("state-three-windows-full",)

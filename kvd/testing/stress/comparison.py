@@ -11,7 +11,8 @@ Checks:
     stress.holdings: requests, values, copies and transfers hold what operations gave them;
     stress.promises: what is held back is what requests may still take;
     stress.ids: every name is free or bound, and every row free or somebody's;
-    stress.snapshot: what an answer is made from equals a recount.
+    stress.snapshot: what an answer is made from equals a recount;
+    stress.growth: a float that grows downwards has more room there than above.
 """
 
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from kvd.alloc.band_units import HOLE, OUTSIDE, PENDING, RESERVED, SINK, VACATED
 from kvd.alloc.signals import Signal, SignalKind
 from kvd.alloc.uses import HAZARD_OF, UseKind
 from kvd.engine.stage import StageEngine
+from kvd.price.geometry import BandKind
 from kvd.testing.stress.answers import Answers
 from kvd.testing.stress.broken import broken, require
 from kvd.testing.stress.open_accesses import Grains
@@ -43,6 +45,9 @@ class Comparison:
         self.units = books.units
         self.uses = uses
         self.answers = answers
+        self._spans_before = self.chain.spans
+        self._edges: set[int] = set()
+        """Floats whose lowest unit somebody had when it was looked at last."""
 
     def check(self) -> None:
         """Compare everything; raises StressFailure, naming the check."""
@@ -54,6 +59,7 @@ class Comparison:
         self._values_and_uses()
         self._promises_and_ids()
         self._snapshot()
+        self._growth()
 
     # ---- units ----------------------------------------------------------------------------------
 
@@ -379,6 +385,50 @@ class Comparison:
         expected = self.answers.snapshot(self.chain.spans)
         if told != expected:
             broken("snapshot", f"answers come from {told}; a recount gives {expected}")
+
+    # ---- choices --------------------------------------------------------------------------------
+
+    def _growth(self) -> None:
+        """Look which way a float has grown, where nothing but that has happened to any span.
+
+        Its lowest unit was somebody's, so that it did not draw back first. Where a peer has bytes
+        they are room for neither way, and nothing is looked at.
+        """
+        before, self._spans_before = self._spans_before, self.chain.spans
+        edges, self._edges = self._edges, self._used_edges()
+        changed = [index for index, span in enumerate(self._spans_before) if span != before[index]]
+        if len(changed) != 1 or changed[0] not in edges or self.units.accesses.network():
+            return
+        (index,) = changed
+        (start, end), (new_start, new_end) = before[index], self._spans_before[index]
+        if new_start >= start or new_end != end:
+            return
+        geometry, grid = self.units.geometry, self.units.geometry.bands[index]
+        filled = [(i, span) for i, span in enumerate(before) if span[0] < span[1]]
+        ends = [span[1] * geometry.bands[i].unit_bytes for i, span in filled if i < index]
+        starts = [span[0] * geometry.bands[i].unit_bytes for i, span in filled if i > index]
+        low_bytes, high_bytes = (
+            max([geometry.sink_bytes, *ends]),
+            min([geometry.arena_bytes, *starts]),
+        )
+        low_unit = max(grid.unit_index_min, -(-low_bytes // grid.unit_bytes))
+        top_unit = min(grid.unit_index_end_count, high_bytes // grid.unit_bytes)
+        below, above = start - low_unit, top_unit - end
+        require(
+            below > above or above < start - new_start,
+            "growth",
+            f"band {grid.name} grew from {before[index]} to ({new_start}, {new_end}); there is "
+            f"room for {below} units below and {above} above",
+        )
+
+    def _used_edges(self) -> set[int]:
+        """Return the floats whose lowest unit has a name."""
+        return {
+            index
+            for index, grid in enumerate(self.units.geometry.bands)
+            if grid.kind is BandKind.FLOAT
+            and self.chain.spans[index][0] in self.units.place_of[index].values()
+        }
 
 
 def _lists(items: Iterable[tuple[int, Units]]) -> dict[int, list[int]]:

@@ -35,6 +35,7 @@ class CheckName(StrEnum):
     PURE = "stress.pure"
     """A refusal, and wrong use, leave all state bit-identical."""
     SNAPSHOT = "stress.snapshot"
+    GROWTH = "stress.growth"
     """What is answered from memory is what a recomputation says, and the engine's own checks."""
     STEPS = "stress.steps"
     """Steps are launched, processed and retired as operations and waits say."""
