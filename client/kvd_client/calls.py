@@ -14,7 +14,7 @@ import numpy as np
 
 from kvd_client.arrays import id_array
 from kvd_client.errors import ReplyError, StepOrderError, UsageError
-from kvd_client.page_calls import PageCalls
+from kvd_client.page_calls import CheckPlaces, PageCalls
 from kvd_client.results import (
     NO_COLUMNS,
     NONE,
@@ -122,9 +122,15 @@ class Batch(PageCalls):
     operation: on the wire it would mean the standing set.
     """
 
-    def __init__(self, bands: tuple[str, ...], check_processed: "CheckProcessed") -> None:
+    def __init__(
+        self,
+        bands: tuple[str, ...],
+        check_processed: "CheckProcessed",
+        check_places: CheckPlaces,
+    ) -> None:
         self._bands = bands
         self._check_processed = check_processed
+        self._check_places = check_places
         self._open = True
         self._sent: tuple[int, int, bytes] | None = None
         """Program, index of the first operation and body, once the batch is on its way."""

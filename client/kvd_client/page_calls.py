@@ -7,7 +7,7 @@ all of its kind before. Loads and backups are both copies.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from kvd_client.arrays import id_array
 from kvd_client.errors import ReplyError, UsageError
@@ -35,10 +35,15 @@ PlacesOf = Mapping[str, Sequence[int] | Int64s]
 INT32_MAX = 2**31 - 1
 
 
+CheckPlaces: TypeAlias = Callable[[str, Int64s, str], None]
+"""Raises UsageError unless a band's host pool has these places; the last names who asks."""
+
+
 class PageCalls(ABC):
     """Part of a batch; every method returns a handle to call after the block."""
 
     _bands: tuple[str, ...]
+    _check_places: CheckPlaces
 
     def reset_sink(self) -> Handle[Done]:
         """Fill the sink with zero behind all forwards so far, as after a graph's capture."""
@@ -140,6 +145,8 @@ class PageCalls(ABC):
             odd = array[(array < 0) | (array > INT32_MAX)]
             if len(odd):
                 raise UsageError(f"{what}: place {int(odd[0])} is outside [0, {INT32_MAX}]")
+            if len(array):
+                self._check_places(band, array, what)
             encoded.append(array.astype("<i4").tobytes())
         return tuple(encoded)
 

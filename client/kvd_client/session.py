@@ -184,7 +184,7 @@ class Session:
             raise UsageError("a follower sends no operations; its leader does")
         if not self.overlaps:
             self.steps.check_closed("batch")
-        return Batch(self._bands, self.steps.check_processed)
+        return Batch(self._bands, self.steps.check_processed, self.applier.copies.check_places)
 
     # ---- flows ----------------------------------------------------------------------------
 

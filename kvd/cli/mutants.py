@@ -1,5 +1,6 @@
 """``kvd stress --mutants``: plant every fault, and say which check notices it and when."""
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -42,6 +43,8 @@ def hunt_mutants(
             recorded = {}
         if recorded_only:
             return _compare(names or list(recorded), recorded, processes_count)
+        if table is not None and not os.access(table.parent, os.W_OK):
+            raise WorkloadError(f"the table {table} cannot be written: its folder is not writable")
         outcomes = _hunt(names or list(FAULTS), recorded, processes_count, operations_max, table)
     except WorkloadError as error:
         click.echo(error.message, err=True)
@@ -60,19 +63,20 @@ def _hunt(
     """Hunt, and write the table whenever something is known, so that it stands when interrupted."""
 
     def attempts(name: str) -> Iterator[Attempt]:
-        first = [recorded[name].attempt] if name in recorded else []
+        row = recorded.get(name)
+        first = [] if row is None or row.attempt is None else [row.attempt]
         return chain(first, attempts_for(name))
 
     began_s = time.monotonic()
     outcomes: list[Outcome] = []
-    kept = [row.as_caught() for name, row in recorded.items() if name not in names]
+    kept = [row.as_outcome() for name, row in recorded.items() if name not in names]
     for outcome in hunt(
         names, jobs=processes_count, attempts=attempts, operations_max=operations_max
     ):
         outcomes.append(outcome)
         click.echo(_line_of(outcome))
         if table is not None:
-            table.write_text(render([*kept, *outcomes]), encoding="utf-8")
+            _write(table, render([*kept, *outcomes]))
     noticed_count = sum(isinstance(outcome, Catch) for outcome in outcomes)
     click.echo(
         f"{len(outcomes)} faults, {noticed_count} noticed, in {time.monotonic() - began_s:.0f} s"
@@ -80,14 +84,23 @@ def _hunt(
     return outcomes
 
 
+def _write(table: Path, text: str) -> None:
+    """Write a table as a whole or not at all; raises WorkloadError."""
+    fresh = table.with_name(f".{table.name}.new")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(table)
+    except OSError as error:
+        raise WorkloadError(f"the table {table} cannot be written: {error.strerror}") from None
+
+
 def _compare(names: Sequence[str], recorded: Mapping[str, Recorded], processes_count: int) -> int:
+    attempts = {name: [row.attempt] for name, row in recorded.items() if row.attempt is not None}
     for name in names:
-        if name not in recorded:
+        if name not in attempts:
             raise WorkloadError(f"the table records no run that noticed {name}")
     wrong_count = 0
-    for outcome in hunt(
-        names, jobs=processes_count, attempts=lambda name: iter([recorded[name].attempt])
-    ):
+    for outcome in hunt(names, jobs=processes_count, attempts=lambda name: iter(attempts[name])):
         row = recorded[outcome.fault]
         then = f"{row.check} after {row.operations_count} operations"
         now = "nothing"

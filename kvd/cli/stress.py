@@ -213,6 +213,11 @@ def _refuse_without_effect(context: click.Context) -> None:
         if name in NEEDS_TABLE and "table" not in given:
             raise click.UsageError(f"{option} needs a --table")
     backend = context.params["backend"]
+    if context.params["shape"] in FURTHER_SHAPES and backend != Backend.MODELLED:
+        raise click.UsageError(
+            f"--shape {context.params['shape']}: part of a pipeline, which is played on modelled "
+            f"devices only"
+        )
     beside: dict[str, tuple[str, ...]] = {
         "--mutants": FAULT_EFFECTS if "plants_faults" in given else (),
         "--recorded": RECORDED_EFFECTS if "recorded" in given else (),

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from kvd_client import Admitted, Client, Mode
 from kvd_client.errors import (
     OperationError,
-    PoisonedError,
-    ReplyError,
     UnknownRequestError,
     UsageError,
 )
@@ -206,18 +204,22 @@ def test_a_band_has_one_pool_of_at_least_one_unit(kv: Client) -> None:
         kv.host_pool(FULL, 2)
 
 
-@pytest.mark.parametrize(("units", "said"), [(0, "which has none"), (2, "names place 2 of band")])
-def test_a_copy_that_has_no_place_poisons_before_anything_is_enqueued(
+@pytest.mark.parametrize(
+    ("units", "said"), [(0, "has no host pool on this rank"), (2, r"place 2 is outside \[0, 2\)")]
+)
+def test_a_copy_that_has_no_place_is_refused_before_anything_is_sent(
     daemon: EngineDaemon, units: int, said: str
 ) -> None:
     with daemon.attach(0, Mode.LEADER) as kv:
         if units:
             kv.host_pool(FULL, units)
         pages = with_value(kv)
-        with pytest.raises(ReplyError, match=said), kv.batch() as batch:
+        before = daemon.batches()
+        with pytest.raises(UsageError, match=said), kv.batch() as batch:
             batch.backup(1, {FULL: pages[FULL][:3]}, {FULL: [0, 1, 2]})
-        with pytest.raises(PoisonedError):
-            kv.session.check_usable()
+        assert daemon.batches() == before
+        with kv.batch() as batch:
+            batch.evict([1])
 
 
 def test_what_is_over_is_told_once(kv: Client) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvd_client import AttachError, Client, attach
+from kvd_client.device.cuda.calls import visible_gpus
 from kvd_client.device.cuda.device import CudaDevice
 from kvd_client.views import mapping_tensor
 from kvd_proto.memory import Lifetime
@@ -162,7 +163,9 @@ def test_a_rank_elsewhere_is_refused(
 
 
 def test_a_group_that_is_larger_than_the_gpu_is_refused(daemon: DaemonProcess) -> None:
-    sizing = SIZING.__class__(budget_bytes=200 << 30, page_tokens=4, context_tokens=64)
+    if len(visible_gpus()) > 1:
+        pytest.skip("where ranks lie is known before they come only where there is one GPU")
+    sizing = SIZING.__class__(budget_bytes=20 << 30, page_tokens=4, context_tokens=64)
     with pytest.raises(AttachError, match="on the cuda device for 16 x 1 ranks"):
         attached(daemon, "large", sizing=sizing, tp=16)
 

@@ -70,6 +70,24 @@ class HostCopies:
         self._pools[index] = pool
         return pool
 
+    def check_places(self, band: str, places: IntArray, what: str) -> None:
+        """Raise UsageError unless a band has a host pool with these places.
+
+        A batch asks it, which costs nobody anything; behind an answer it would cost the rank.
+        """
+        index = [item.name for item in self._plan.bands].index(band)
+        pool = self._pools.get(index)
+        if pool is None:
+            raise UsageError(
+                f"{what}: band {band} has no host pool on this rank; host_pool() makes one"
+            )
+        wrong = places[(places < 0) | (places >= pool.units_count)]
+        if len(wrong):
+            raise UsageError(
+                f"{what}: place {int(wrong[0])} is outside [0, {pool.units_count}) of band "
+                f"{band}'s host pool"
+            )
+
     def check(self, work: CopyWork) -> None:
         """Raise ReplyError for a copy that cannot be carried out, before anything is enqueued."""
         band = self._plan.bands[work.band_index].name

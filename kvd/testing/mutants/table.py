@@ -1,5 +1,6 @@
 """The table of planted faults: written from a hunt, and read back by whoever hunts again."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -11,6 +12,7 @@ from kvd.testing.mutants.registry import FAULTS, GROUPS
 
 TITLE: Final = "# Planted faults"
 HEAD: Final = "| fault | rule that it breaks | noticed by | operations | shape, seed, profile |"
+_SUMMARY: Final = re.compile(r"\d+ of (\d+) faults are noticed")
 _RULE: Final = "| --- | --- | --- | --- | --- |"
 
 
@@ -20,11 +22,14 @@ class Recorded(NamedTuple):
     fault: str
     check: str
     operations_count: int
-    attempt: Attempt
+    attempt: Attempt | None
+    """The run that noticed it; None for a fault that was not noticed."""
 
-    def as_caught(self) -> Catch:
+    def as_outcome(self) -> Outcome:
         """Return the row as what came of a hunt."""
         count = self.operations_count
+        if self.attempt is None:
+            return Survival(self.fault, count)
         return Catch(self.fault, self.check, count, self.attempt, count, "")
 
 
@@ -67,29 +72,40 @@ def _row(outcome: Outcome) -> str:
 
 
 def read_table(path: Path) -> Mapping[str, Recorded]:
-    """Return the rows of a table whose fault was noticed; raises WorkloadError for no table."""
+    """Return the rows of a table; raises WorkloadError for no table, and for a damaged one."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise WorkloadError(f"the table {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise WorkloadError(f"{path} is no table of planted faults") from None
-    if lines and lines[0] != TITLE:
-        raise WorkloadError(
-            f"{path} is no table of planted faults; it begins with {lines[0]!r:.80}"
-        )
+    if not lines or lines[0] != TITLE:
+        begin = repr(lines[0])[:80] if lines else "nothing"
+        raise WorkloadError(f"{path} is no table of planted faults; it begins with {begin}")
     try:
-        return {row.fault: row for row in _rows(lines)}
+        rows = {row.fault: row for row in _rows(lines)}
     except ValueError as error:
         raise WorkloadError(f"the table {path} has a row that cannot be read: {error}") from None
+    told = [match for match in map(_SUMMARY.match, lines) if match]
+    if len(told) != 1 or int(told[0][1]) != len(rows):
+        raise WorkloadError(
+            f"the table {path} has {len(rows)} rows and tells of "
+            f"{told[0][1] if told else 'none'}; was it cut?"
+        )
+    return rows
 
 
 def _rows(lines: Sequence[str]) -> Iterator[Recorded]:
     for line in lines:
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 5 or cells[0] not in FAULTS or not cells[4]:
+        if not line.startswith("|") or line in (HEAD, _RULE):
             continue
-        shape, seed, profile = cells[4].split(", ")
-        yield Recorded(
-            cells[0], cells[2].strip("`"), int(cells[3]), Attempt(shape, int(seed), profile)
-        )
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 5 or cells[0] not in FAULTS:
+            raise WorkloadError(
+                f"a table of planted faults has a row that cannot be read: {line[:80]!r}"
+            )
+        attempt = None
+        if cells[4]:
+            shape, seed, profile = cells[4].split(", ")
+            attempt = Attempt(shape, int(seed), profile)
+        yield Recorded(cells[0], cells[2].strip("`"), int(cells[3]), attempt)

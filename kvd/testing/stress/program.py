@@ -416,4 +416,9 @@ def encode_program(program: Program) -> bytes:
 
 def decode_program(encoded: bytes) -> Program:
     """Return a program from JSON; raises msgspec.ValidationError or DecodeError."""
-    return msgspec.json.decode(encoded, type=Program)
+    program = msgspec.json.decode(encoded, type=Program)
+    if not RANKS_MIN <= program.ranks_count <= RANKS_MAX:
+        raise msgspec.ValidationError(
+            f"ranks_count is {program.ranks_count}; {RANKS_MIN} to {RANKS_MAX} are allowed"
+        )
+    return program

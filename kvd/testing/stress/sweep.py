@@ -1,5 +1,7 @@
 """Many seeds: each a run of its own, spread over processes, told in the order of the seeds."""
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -8,6 +10,7 @@ from enum import StrEnum
 from functools import partial
 from multiprocessing import get_context
 
+from kvd.testing.child import die_with_parent
 from kvd.testing.stress.generator import profile_of, program_of, steps_of
 from kvd.testing.stress.program import encode_program
 from kvd.testing.stress.run import ORACLE_PERMILLE, Result, StressRun, run_steps
@@ -145,7 +148,13 @@ def play_all(jobs: Sequence[SeedJob], *, processes_count: int = 1) -> Iterator[S
         for job in jobs:
             yield play(job)
         return
-    with ProcessPoolExecutor(processes_count, mp_context=get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(
+        processes_count,
+        mp_context=get_context("spawn"),
+        initializer=_begin,
+        initargs=(os.getpid(),),
+    )
+    with pool:
         handed_out = [pool.submit(play, job) for job in jobs[: processes_count * JOBS_WAITING_MAX]]
         waiting = iter(jobs[len(handed_out) :])
         try:
@@ -154,6 +163,16 @@ def play_all(jobs: Sequence[SeedJob], *, processes_count: int = 1) -> Iterator[S
                 for job in waiting:
                     handed_out.append(pool.submit(play, job))
                     break
-        finally:
-            for future in handed_out:
-                future.cancel()
+        except BaseException:
+            # Whoever leaves now waits for no seed that is being played.
+            workers = list(pool._processes.values())
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.kill()
+            raise
+
+
+def _begin(parent_pid: int) -> None:
+    """Begin a process that plays seeds: it ends with its parent, who alone hears of Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(parent_pid)
