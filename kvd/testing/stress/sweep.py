@@ -169,6 +169,8 @@ def play_all(jobs: Sequence[SeedJob], *, processes_count: int = 1) -> Iterator[S
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in workers:
                 worker.kill()
+            for worker in workers:
+                worker.join()
             raise
 
 
