@@ -31,8 +31,9 @@ NOT_COUNTED: dict[str, str] = {
     "r4-load": "F waits A, and a load's pages are a value's, which no forward reads yet",
     "the order of Move and WriteMap in a segment": "equivalent: A runs both before any forward "
     "that is launched behind them, and redo begins at the head of the segment",
-    "the host waits for a step that it reports as processed": "pages are as safe without, because "
-    "A waits the step on every rank all the same (processed-wait); results would be read too early",
+    "the host waits for a step that it reports as processed": "no page is less safe, because A "
+    "waits the step on every rank all the same (processed-wait); which values survive a rank's "
+    "death rests on it, and `processed-unwaited` of `kvd stress --mutants` shows that",
     "pending-back-at-launch, on ranks": "the reads of the next step end behind the whole step "
     "before it, so read-end-barrier covers it there",
 }
