@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from kvd_client import AttachError, Client, attach
-from kvd_client.device.cuda.calls import visible_gpus
 from kvd_client.device.cuda.device import CudaDevice
 from kvd_client.views import mapping_tensor
 from kvd_proto.memory import Lifetime
@@ -163,6 +162,8 @@ def test_a_rank_elsewhere_is_refused(
 
 
 def test_a_group_that_is_larger_than_the_gpu_is_refused(daemon: DaemonProcess) -> None:
+    from kvd_client.device.cuda.calls import visible_gpus
+
     if len(visible_gpus()) > 1:
         pytest.skip("where ranks lie is known before they come only where there is one GPU")
     sizing = SIZING.__class__(budget_bytes=20 << 30, page_tokens=4, context_tokens=64)
