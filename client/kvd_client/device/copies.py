@@ -81,7 +81,7 @@ class HostCopies:
             raise UsageError(
                 f"{what}: band {band} has no host pool on this rank; host_pool() makes one"
             )
-        wrong = places[(places < 0) | (places >= pool.units_count)]
+        wrong = _outside(pool, places)
         if len(wrong):
             raise UsageError(
                 f"{what}: place {int(wrong[0])} is outside [0, {pool.units_count}) of band "
@@ -98,7 +98,7 @@ class HostCopies:
             raise ReplyError(
                 f"copy {work.copy} has {len(work.units)} units for {len(work.host_units)} places"
             )
-        wrong = work.host_units[(work.host_units < 0) | (work.host_units >= pool.units_count)]
+        wrong = _outside(pool, work.host_units)
         if len(wrong):
             raise ReplyError(
                 f"copy {work.copy} names place {int(wrong[0])} of band {band}'s host pool, which "
@@ -160,3 +160,9 @@ class HostCopies:
         if not isinstance(commands, CopyCommands):
             raise UsageError(f"the device {self._device.name} has no copies to host pools here")
         return commands
+
+
+def _outside(pool: HostPool, places: IntArray) -> IntArray:
+    """Return the places that a host pool does not have."""
+    outside: IntArray = places[(places < 0) | (places >= pool.units_count)]
+    return outside

@@ -83,11 +83,16 @@ def take(random: Random) -> Iterator[AnyStep]:
     yield Send()
 
 
+def room_in(wanted: int, units: int) -> Relief:
+    """Return a step that asks for room in one band."""
+    return Relief(units=tuple(units if band == wanted else 0 for band in range(BANDS_MAX)))
+
+
 def squeeze(random: Random) -> Iterator[AnyStep]:
     """Ask for less and less room in one band until some fits, which mostly moves what is there."""
     wanted = random.randrange(BANDS_MAX)
     for units in SQUEEZED_UNITS[random.randrange(3) :]:
-        yield Relief(units=tuple(units if band == wanted else 0 for band in range(BANDS_MAX)))
+        yield room_in(wanted, units)
     yield Send()
 
 

@@ -24,11 +24,17 @@ from kvd.testing.stress.meeting_parts import (
     values,
 )
 from kvd.testing.stress.named_meetings import (
+    died_uncleared,
     failed_and_died,
+    given_up_and_lost,
     moved_into_what_was_read,
     processed_and_died,
+    read_before_its_load,
+    reported_out_of_order,
     sent_and_left_behind,
+    sent_before_its_clearing,
     slots_received_before_a_launch,
+    stretched,
 )
 from kvd.testing.stress.program import (
     Abort,
@@ -56,14 +62,6 @@ from kvd.testing.stress.program import (
     Relief,
     Send,
     Stand,
-)
-from kvd.testing.stress.rare_meetings import (
-    died_uncleared,
-    given_up_and_lost,
-    read_before_its_load,
-    reported_out_of_order,
-    sent_before_its_clearing,
-    stretched,
 )
 from kvd.testing.stress.rough_meetings import (
     dared,
