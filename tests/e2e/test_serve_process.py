@@ -31,6 +31,9 @@ Start = Callable[..., DaemonProcess]
 
 pytestmark = pytest.mark.slow
 
+STAYING_S = 0.5
+"""How long a count does not change that is taken to be that of a daemon at rest."""
+
 
 def test_the_ready_line_says_where_to_connect(daemon: DaemonProcess) -> None:
     assert daemon.ready_line == (
@@ -203,15 +206,17 @@ def test_ranks_that_come_and_go_leave_no_descriptor_behind(start: Start) -> None
 
     def at_rest() -> tuple[int, int]:
         """Return the counts once they stay: what asked for the groups last is closed later."""
-        seen: list[tuple[int, int]] = []
+        counts, since_s = (0, 0), 0.0
 
         def stay() -> bool:
-            seen.append((descriptors_of(daemon.pid), descriptors_of(holder)))
-            time.sleep(0.05)
-            return len(seen) >= 10 and len(set(seen[-10:])) == 1
+            nonlocal counts, since_s
+            found = descriptors_of(daemon.pid), descriptors_of(holder)
+            if found != counts:
+                counts, since_s = found, time.monotonic()
+            return time.monotonic() - since_s >= STAYING_S
 
         wait_until("the counts of descriptors stay", stay)
-        return seen[-1]
+        return counts
 
     come_and_go(3)
     before = at_rest()
