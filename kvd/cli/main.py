@@ -5,6 +5,8 @@ but click, and the help of ``kvd`` itself comes from the table below.
 """
 
 import importlib
+import signal
+from types import FrameType
 from typing import Final, NamedTuple
 
 import click
@@ -14,6 +16,8 @@ from kvd_proto.errors import KvdError
 
 EXIT_ERROR: Final = 2
 """What a command returns when kvd refuses it; 1 is left to what a command checks and finds."""
+EXIT_SIGNALLED: Final = 128
+"""What a command returns that a signal ended, with the signal's number added, as shells do."""
 
 
 class Subcommand(NamedTuple):
@@ -67,12 +71,15 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, entry.summary) for name, entry in SUBCOMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the subcommand; an error of kvd becomes one line on stderr and exit code 2."""
+        """Run the subcommand; an error of kvd, or Ctrl-C, becomes one line on stderr."""
         try:
             return super().invoke(ctx)
         except KvdError as error:
             click.echo(f"error: {error.message}", err=True)
             ctx.exit(EXIT_ERROR)
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("interrupted", err=True)
+            ctx.exit(EXIT_SIGNALLED + signal.SIGINT)
 
 
 @click.group(
@@ -85,5 +92,14 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line of this process and exit with its code."""
+    """Run the command line of this process and exit with its code.
+
+    SIGTERM ends a command as Ctrl-C does: whatever it started is ended in order, and folders of its
+    own are removed.
+    """
+    signal.signal(signal.SIGTERM, _leave)
     cli.main(prog_name="kvd")
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(EXIT_SIGNALLED + number)

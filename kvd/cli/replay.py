@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -238,8 +237,6 @@ def replay(context: click.Context, /, **given: Any) -> None:
     spec = _spec(options, selection)
     if not options.as_json:
         _introduce(options, selection)
-    # Like Ctrl-C: the daemon and the ranks are ended in order, and the folder is removed.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _own_daemon(options) as daemon:
         socket_path = options.socket_path if daemon is None else daemon.socket_path
         watch = Watch(Path(f"{socket_path}.stats"), spec.group)

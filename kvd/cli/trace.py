@@ -99,6 +99,8 @@ def record(
         return
     if configuration_name is not None:
         raise click.UsageError("--on goes with --scenario")
+    if any(option.partition("=")[0] == "--connect" for option in replay_options):
+        raise click.UsageError("--connect: a daemon of its own is recorded; leave it out")
     with _created(out_path) as out:
         with tempfile.TemporaryDirectory(prefix="kvd-trace-") as folder:
             _serve_and_record(Path(folder), replay_options or REPLAY_OPTIONS)

@@ -344,9 +344,38 @@ def test_no_rank_outlives_the_replay(number: signal.Signals) -> None:
         ranks = ranks_of(process)
         assert len(ranks) == 2
         process.send_signal(number)
-        process.wait(WAIT_S)
+        returned = -number if number == signal.SIGKILL else 128 + number
+        assert process.wait(WAIT_S) == returned
 
         wait_for(lambda: all(command_line(pid) == "" for pid in ranks), "ranks are gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_recording_that_is_ended_leaves_neither_processes_nor_files_behind(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        (*KVD, "trace", "record", "--out", str(tmp_path / "trace.jsonl")),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    ) as process:
+        started: set[int] = set()
+
+        def has_ranks() -> bool:
+            assert process.poll() is None, process.communicate()
+            started.update(descendants(process.pid))
+            return len(started) >= 4  # daemon, holder, two ranks
+
+        wait_for(has_ranks, "the ranks have started")
+        assert list(tmp_path.iterdir()) != []
+        process.send_signal(number)
+        _, complaints = process.communicate(timeout=WAIT_S)
+
+    assert process.returncode == 128 + number, complaints
+    wait_for(lambda: all(command_line(pid) == "" for pid in started), "all processes are gone")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_stats_and_map_show_a_replay_at_work() -> None:

@@ -1,5 +1,6 @@
 """``kvd stress``: what it prints, writes and returns."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -81,10 +82,11 @@ def test_an_interrupt_while_a_program_is_made_small_leaves_it_written(
 
     monkeypatch.setattr(ChainAllocator, "fits", _fail)
     monkeypatch.setattr("kvd.cli.stress.shrink", interrupted)
-    CliRunner().invoke(
+    result = CliRunner().invoke(
         cli, ["stress", "--seeds", "1", "--ops", "8", "--shape", "full", "--out", str(tmp_path)]
     )
 
+    assert (result.exit_code, result.stderr) == (128 + signal.SIGINT, "interrupted\n")
     assert [path.name for path in tmp_path.iterdir()] == ["full-0.json"]
 
 

@@ -169,6 +169,8 @@ REFUSED = [
     (("record", "--out", "{folder}/no/o"), "no/o cannot be written: No such file or directory"),
     (("record", "--out", "/proc/o"), "--out /proc/o cannot be written"),
     (("record", "--out", "{none}", "--on", "one"), "--on goes with --scenario"),
+    (("record", "--out", "{none}", "--connect", "k.sock"), "--connect: a daemon of its own is"),
+    (("record", "--out", "{none}", "--", "--connect=k.sock"), "--connect: a daemon of its own is"),
     (("record", "--out", "{none}", "--scenario", "{x}"), "x.jsonl is no scenario"),
     (("compare", "kvd", "kvd", "--seeds", "3-x"), "--seeds is '3-x'; allowed is one number"),
     (("compare", "kvd", "kvd", "--seeds", "5-3"), "--seeds is '5-3'; allowed is one number"),
