@@ -39,13 +39,18 @@ def hunt_mutants(
         if table is not None and (recorded_only or table.exists()):
             # Also where nothing of it is tried first: what is no table is not written over.
             recorded = read_table(table)
-        if afresh and not recorded_only:
-            recorded = {}
         if recorded_only:
             return _compare(names or list(recorded), recorded, processes_count)
         if table is not None and not os.access(table.parent, os.W_OK):
             raise WorkloadError(f"the table {table} cannot be written: its folder is not writable")
-        outcomes = _hunt(names or list(FAULTS), recorded, processes_count, operations_max, table)
+        outcomes = _hunt(
+            names or list(FAULTS),
+            recorded,
+            processes_count=processes_count,
+            operations_max=operations_max,
+            table=table,
+            afresh=afresh,
+        )
     except WorkloadError as error:
         click.echo(error.message, err=True)
         return EXIT_WRONG
@@ -56,15 +61,17 @@ def hunt_mutants(
 def _hunt(
     names: Sequence[str],
     recorded: Mapping[str, Recorded],
+    *,
     processes_count: int,
     operations_max: int,
     table: Path | None,
+    afresh: bool,
 ) -> list[Outcome]:
     """Hunt, and write the table whenever something is known, so that it stands when interrupted."""
 
     def attempts(name: str) -> Iterator[Attempt]:
         row = recorded.get(name)
-        first = [] if row is None or row.attempt is None else [row.attempt]
+        first = [] if afresh or row is None or row.attempt is None else [row.attempt]
         return chain(first, attempts_for(name))
 
     began_s = time.monotonic()

@@ -73,21 +73,36 @@ def test_whoever_stops_listening_waits_for_no_seed() -> None:
     assert not [worker for worker in workers if worker.exists()]
 
 
-@pytest.mark.slow
-def test_the_fastest_faults_are_noticed_as_the_table_says() -> None:
-    recorded = read_table(TABLE)
-    names = sorted(recorded, key=lambda name: (recorded[name].operations_count, name))[:SLICE_COUNT]
-    # In a process without threads, because it forks for each of them.
-    ran = subprocess.run(
-        [
-            sys.executable,
-            *("-c", "from kvd.cli.main import main; main()", "stress", "--mutants"),
-            *("--recorded", "--table", str(TABLE), *names),
-        ],
+def _hunt(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Hunt in a process without threads, because it forks for each fault."""
+    code = "from kvd.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "stress", "--mutants", *arguments],
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.slow
+def test_rows_of_faults_that_are_not_hunted_stay_when_others_are_hunted_afresh(
+    tmp_path: Path,
+) -> None:
+    table = tmp_path / "table.md"
+    table.write_text(TABLE.read_text())
+
+    ran = _hunt("clearing-is-sent", "--afresh", "--table", str(table))
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert set(read_table(table)) == set(FAULTS)
+
+
+@pytest.mark.slow
+def test_the_fastest_faults_are_noticed_as_the_table_says() -> None:
+    recorded = read_table(TABLE)
+    names = sorted(recorded, key=lambda name: (recorded[name].operations_count, name))[:SLICE_COUNT]
+
+    ran = _hunt("--recorded", "--table", str(TABLE), *names)
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{SLICE_COUNT} faults, 0 otherwise" in ran.stdout
