@@ -9,29 +9,43 @@ The allocator's stream is behind that clearing wherever it has to be, but a peer
 it nobody finds anything in the slot that is worth copying.
 
 Invariants:
-    step.clearings_bound: what is to be cleared, or was, is a bound slot; it was handed out at a
-        position that the log has, and cleared by a step that was launched
+    step.clearings_bound: what is to be cleared, or was, is a bound slot; positions rise in the
+        order in which slots were handed out; a step that cleared one was launched
 """
+
+from math import inf
+from typing import Final
 
 from kvd.alloc.checks import CheckMonitor
 from kvd.alloc.unit_sets import Units
+
+UNPLACED: Final = 0
+"""Where the operation stands that is being decided, or any where nobody says."""
 
 
 class SlotClearings:
     """The clearing of every bound state slot, by virtual id."""
 
     def __init__(self) -> None:
-        self.deciding_position = 0
-        """Where in the log the operation that is being decided will stand; where nobody says, every
-        launch clears all that was handed out before its notice."""
         self._due: dict[int, int] = {}
-        """Slots that no launch has cleared, as far as is known, and where they were handed out."""
+        """Slots that no launch has cleared, as far as is known, in the order in which they were
+        handed out, and the position of the operation that did."""
         self._step_of: dict[int, int] = {}
         """The step whose launch cleared a slot."""
 
     def hand_out(self, slots: Units) -> None:
         """Take in slots that the next launch has to clear."""
-        self._due.update(dict.fromkeys(slots.tolist(), self.deciding_position))
+        self._due.update(dict.fromkeys(slots.tolist(), UNPLACED))
+
+    def place(self, position: int) -> None:
+        """Take in where in the log the operation stands that was decided last.
+
+        Where nobody says, every launch clears all that was handed out before its notice.
+        """
+        for slot, handed_out in reversed(self._due.items()):
+            if handed_out != UNPLACED:
+                break
+            self._due[slot] = position
 
     def launch(self, step: int, position: int) -> None:
         """Take in a launch behind the effects up to a position."""
@@ -68,13 +82,13 @@ class SlotClearings:
         """Check against the slots that are bound: step.clearings_bound."""
         known = {*self._due, *self._step_of}
         stray = known.difference(bound.tolist())
-        early = [slot for slot, position in self._due.items() if position > self.deciding_position]
+        positions = [position or inf for position in self._due.values()]
         ahead = [slot for slot, step in self._step_of.items() if not 0 < step <= launched_count]
         both = self._due.keys() & self._step_of.keys()
-        if stray or early or ahead or both:
+        if stray or positions != sorted(positions) or ahead or both:
             monitor.fail(
                 "step.clearings_bound",
-                f"slots {sorted(stray)} are cleared and not bound, {early} were handed out behind "
-                f"position {self.deciding_position}, {ahead} were cleared by no step that was "
-                f"launched, {sorted(both)} were cleared and are to be",
+                f"slots {sorted(stray)} are cleared and not bound, {self._due} were handed out in "
+                f"this order, {ahead} were cleared by no step that was launched, {sorted(both)} "
+                f"were cleared and are to be",
             )

@@ -308,12 +308,9 @@ class Incarnation:
                 outcome = NOT_RUN
             else:
                 position = self.log.end_position + len(records) + 1
-                self.engine.steps.clearings.deciding_position = position
                 try:
-                    outcome = self._decide(program, operation)
+                    outcome = self._decide(program, operation, position)
                     confirmed_position = max(confirmed_position, self._confirmed_by(operation))
-                    if isinstance(operation, (Insert, Processed)):
-                        self._note_position(operation, outcome, position)
                 except OperationError as error:
                     wrong = True
                     outcome = Outcome(Failed(error.code.value, error.message))
@@ -342,14 +339,13 @@ class Incarnation:
                 self._pass_gate()
         return record
 
-    def _note_position(
-        self, operation: Insert | Processed, outcome: Outcome, position: int
-    ) -> None:
-        """Take in where a value came to be, or a step was processed: what seals values."""
+    def _note_position(self, operation: Operation, outcome: Outcome, position: int) -> None:
+        """Take in where slots were handed out, a value came to be or a step was processed."""
         uses = self.engine.uses
+        self.engine.steps.clearings.place(position)
         if isinstance(operation, Processed):
             uses.note_processed(operation.step, position)
-        elif isinstance(outcome.result, Done):
+        elif isinstance(operation, Insert) and isinstance(outcome.result, Done):
             uses.values.get(operation.value_id).position = position
 
     def _confirmed_by(self, operation: Operation) -> int:
@@ -364,14 +360,17 @@ class Incarnation:
             return self._launch_positions.pop(operation.step, 0)
         return 0
 
-    def _decide(self, program: int, operation: Operation) -> Outcome:
+    def _decide(self, program: int, operation: Operation, position: int) -> Outcome:
+        """Decide an operation that stands at a position behind the log's end."""
         if isinstance(operation, Launch) and operation.position > self.log.end_position:
             raise OperationError(
                 f"step.order: step {operation.step} launched behind position "
                 f"{operation.position}, the log ends at {self.log.end_position}",
                 code=ErrorCode.STEP_ORDER,
             )
-        return self._decide_one(program, operation)
+        outcome = self._decide_one(program, operation)
+        self._note_position(operation, outcome, position)
+        return outcome
 
     def _compare_batch(
         self, state: Program, *, program: int, rank: int, index: int, body: bytes

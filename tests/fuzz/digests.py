@@ -12,8 +12,8 @@ from typing import Any, Final, cast
 import numpy as np
 import xxhash
 
-SKIPPED: Final = frozenset({"_memo", "deciding_position"})
-"""Attributes that remember how an answer was found, or where in the log it stands, not what is."""
+SKIPPED: Final = frozenset({"_memo"})
+"""Attributes that remember how an answer was found, not what is."""
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, type)
 
 

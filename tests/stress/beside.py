@@ -4,6 +4,7 @@ import numpy as np
 
 from kvd.alloc.band import Band
 from kvd.alloc.checks import CheckLevel
+from kvd.alloc.clearings import UNPLACED
 from kvd.engine.stage import StageEngine
 from kvd.errors import OperationError
 from kvd.testing.stress.oracle import Oracle
@@ -54,7 +55,7 @@ class Beside:
     def _decide(self, operation: Operation) -> Outcome:
         self.oracle.before(operation)
         outcome = self.engine.decide(0, operation)
-        self.oracle.after(0, operation, outcome)
+        self.oracle.after(0, operation, outcome, UNPLACED)
         if isinstance(operation, BatchEnd):
             self.engine.settle()  # as the daemon does behind a batch's reply
         return outcome

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from kvd.alloc.checks import CheckLevel, CheckMonitor
 from kvd.alloc.clearings import SlotClearings
 from kvd.engine.incarnation import Incarnation
 from kvd.engine.stage import StageEngine
-from kvd.errors import OperationError
+from kvd.errors import InvariantError, OperationError
 from kvd_proto.codec import decode_reply
 from kvd_proto.errors import ErrorCode
 from kvd_proto.operations import (
@@ -104,13 +105,32 @@ def test_a_slot_that_a_peer_fills_is_cleared_by_no_launch() -> None:
 def test_a_launch_clears_what_was_handed_out_up_to_its_position() -> None:
     clearings = SlotClearings()
     for position in (3, 4, 5):
-        clearings.deciding_position = position
         clearings.hand_out(np.array([position]))
+        clearings.place(position)
     clearings.launch(1, 4)
     assert [clearings.step_of(slot) for slot in (3, 4, 5)] == [1, 1, 0]
     assert [clearings.is_due(slot) for slot in (3, 4, 5)] == [False, False, True]
     clearings.launch(2, 5)
     assert [clearings.step_of(slot) for slot in (3, 4, 5)] == [1, 1, 2]
+
+
+def test_what_is_handed_out_where_nobody_says_is_cleared_by_every_launch() -> None:
+    clearings = SlotClearings()
+    clearings.hand_out(np.array([3]))
+    clearings.launch(1, 0)
+    assert clearings.step_of(3) == 1
+
+
+def test_positions_rise_in_the_order_of_hand_out() -> None:
+    clearings, monitor = SlotClearings(), CheckMonitor(CheckLevel.STRICT)
+    slots = np.arange(4)
+    for slot, position in zip(slots, (7, 8, 6), strict=False):
+        clearings.check(slots, 0, monitor)
+        clearings.hand_out(slots[slot : slot + 1])
+        clearings.check(slots, 0, monitor)
+        clearings.place(position)
+    with pytest.raises(InvariantError, match=r"step\.clearings_bound"):
+        clearings.check(slots, 0, monitor)
 
 
 def send(world: Incarnation, program: int, *operations: Operation) -> list[Outcome]:

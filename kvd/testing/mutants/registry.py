@@ -110,6 +110,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "stretched": "flush-by-accident float-grows-into-the-smaller-gap",
     "sent_before_its_clearing": "uncleared-is-readable clearing-is-sent",
     "died_uncleared": "uncleared-survives",
+    "admitted_elsewhere_under_a_launch": "cleared-by-a-launch-before-it",
     "died_at_once": "unsealed-survives unrun-insert-survives unknown-step-survives "
     "processed-noted-too-early aborted-word-lost",
     "moved_and_died": "unsealed-survives unrun-insert-survives copied-survives received-survives "

@@ -232,6 +232,11 @@ VALUE_FAULTS: Final[tuple[Fault, ...]] = (
         ),
     ),
     edited(
+        "cleared-by-a-launch-before-it",
+        "a launch clears no slot that was handed out behind its position",
+        (_CLEARINGS + "place", "if handed_out != UNPLACED:", "if True:"),
+    ),
+    edited(
         "uncleared-survives",
         "a value survives once a launch has cleared its slot",
         (_USES + "sealed_values", "and not clearings.is_due(value.slot)", "and True"),

@@ -37,6 +37,7 @@ from kvd.testing.stress.log_reader import LogReader
 from kvd.testing.stress.model import Model
 from kvd.testing.stress.plans import ForwardPlan
 from kvd.testing.stress.program import (
+    AdmitElsewhere,
     AnyStep,
     CheckTables,
     Die,
@@ -219,7 +220,9 @@ class DaemonRun:
             case CheckTables():
                 return self._check_tables(step)
             case _:
-                assert isinstance(step, Play | Follow | Lead | Rest | Die | Elsewhere)
+                assert isinstance(
+                    step, Play | Follow | Lead | Rest | Die | Elsewhere | AdmitElsewhere
+                )
                 return False  # real ranks and devices go at their own pace
 
     def _is_about_us(self, rank: int) -> bool:

@@ -23,19 +23,6 @@ from kvd.testing.stress.meeting_parts import (
     take,
     values,
 )
-from kvd.testing.stress.named_meetings import (
-    died_uncleared,
-    failed_and_died,
-    given_up_and_lost,
-    moved_into_what_was_read,
-    processed_and_died,
-    read_before_its_load,
-    reported_out_of_order,
-    sent_and_left_behind,
-    sent_before_its_clearing,
-    slots_received_before_a_launch,
-    stretched,
-)
 from kvd.testing.stress.program import (
     Abort,
     Admit,
@@ -62,6 +49,20 @@ from kvd.testing.stress.program import (
     Relief,
     Send,
     Stand,
+)
+from kvd.testing.stress.rare_meetings import (
+    admitted_elsewhere_under_a_launch,
+    died_uncleared,
+    failed_and_died,
+    given_up_and_lost,
+    moved_into_what_was_read,
+    processed_and_died,
+    read_before_its_load,
+    reported_out_of_order,
+    sent_and_left_behind,
+    sent_before_its_clearing,
+    slots_received_before_a_launch,
+    stretched,
 )
 from kvd.testing.stress.rough_meetings import (
     dared,
@@ -396,26 +397,28 @@ MEETINGS: Final[tuple[Meeting, ...]] = (
     slots_moved_before_a_launch,
     sink_reset_between_forwards,
     retracted_and_back,
-    _pass,
-    _pass,
-)
-DEATHS: Final[tuple[Meeting, ...]] = (moved_and_died, moved_and_died, died_at_once)
-"""What happens beside everything else where ranks die."""
-BY_NAME_ONLY: Final[tuple[Meeting, ...]] = (
     slots_received_before_a_launch,
     sent_and_left_behind,
     moved_into_what_was_read,
-    failed_and_died,
-    processed_and_died,
     given_up_and_lost,
     read_before_its_load,
     reported_out_of_order,
     stretched,
     sent_before_its_clearing,
+    admitted_elsewhere_under_a_launch,
+    _pass,
+    _pass,
+)
+DEATHS: Final[tuple[Meeting, ...]] = (
+    moved_and_died,
+    moved_and_died,
+    died_at_once,
+    failed_and_died,
+    processed_and_died,
     died_uncleared,
 )
-"""What happens only in runs that ask for it by name, so that no seed draws otherwise."""
+"""What happens beside everything else where ranks die."""
 NAMED_MEETINGS: Final[dict[str, Meeting]] = {
-    meeting.__name__.strip("_"): meeting for meeting in (*MEETINGS, *DEATHS, *BY_NAME_ONLY)
+    meeting.__name__.strip("_"): meeting for meeting in (*MEETINGS, *DEATHS)
 }
 """By name, so that a run can lean to one of them."""

@@ -84,6 +84,8 @@ class Request:
         """The newest step that it ran in."""
         self.transfers: dict[int, Transfer] = {}
         """Open transfers of its pages."""
+        self.is_others = False
+        """Another program admitted it: ranks do not know its row, so they run it nowhere."""
 
 
 class Waiting:

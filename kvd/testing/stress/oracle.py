@@ -91,10 +91,13 @@ class Oracle:
         watched = daring or self.judge.judges or isinstance(operation, REFUSED)
         self._state = state_of(self.engine) if watched else None
 
-    def after(self, program: int, operation: Operation, outcome: Outcome) -> None:
-        """Take in an operation that was decided; raises StressFailure, naming the check."""
+    def after(self, program: int, operation: Operation, outcome: Outcome, position: int) -> None:
+        """Take in an operation that was decided, and where in the log it stands.
+
+        Raises StressFailure, naming the check.
+        """
         result = outcome.result
-        self.books.position = self.engine.steps.clearings.deciding_position
+        self.books.position = position
         if isinstance(result, Skipped):
             self._skipped(operation, outcome, result)
         elif isinstance(result, Refusal | Pump):

@@ -125,6 +125,17 @@ class Elsewhere(Step, frozen=True, kw_only=True, tag="elsewhere"):
     """Give up a value first."""
 
 
+class AdmitElsewhere(Step, frozen=True, kw_only=True, tag="admit_elsewhere"):
+    """Have another program admit somebody, whom the open batch does not know.
+
+    From there on the request is like any other: requests belong to the group.
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    take_tokens: int = 0
+
+
 # ---- forwards -------------------------------------------------------------------------------
 
 
@@ -359,6 +370,7 @@ AnyStep: TypeAlias = (
     | Advance
     | Free
     | Elsewhere
+    | AdmitElsewhere
     | Launch
     | Record
     | Abort

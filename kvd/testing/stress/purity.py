@@ -57,9 +57,6 @@ Answers are held to a recount by stress.snapshot. A standing set drops the reque
 when somebody looks at it.
 """
 
-TOLD = ("SlotClearings.deciding_position",)
-"""What whoever asks for a decision says beforehand: where in the log that will stand."""
-
 ASKED = ("StageEngine._refused_now", "RequestNames._waiting", "RequestNames.highest_id")
 """What says that a request was asked for, which changes though it has to wait."""
 
@@ -67,7 +64,7 @@ _PLAIN = frozenset((int, str, bytes, float, bool, type(None)))
 _LASTING_KINDS = (DemandShape, CheckMonitor, FunctionType, MethodType, BuiltinMethodType)
 _LABELS: dict[type, dict[str, str]] = {}
 """Per class and attribute: its name as it is reported; empty for what is left out."""
-_UNSEEN = frozenset((*LASTING, *COUNTED, *REMEMBERED, *TOLD))
+_UNSEEN = frozenset((*LASTING, *COUNTED, *REMEMBERED))
 
 
 def state_of(engine: StageEngine) -> State:

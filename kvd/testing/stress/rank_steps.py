@@ -19,6 +19,7 @@ from kvd.testing.stress.pace import FAVOURS
 from kvd.testing.stress.played_rank import PlayedPeer, PlayedRank
 from kvd.testing.stress.played_run import PlayedRun
 from kvd.testing.stress.program import (
+    AdmitElsewhere,
     CheckTables,
     Die,
     Elsewhere,
@@ -35,6 +36,7 @@ from kvd.testing.stress.rest import check_at_rest
 from kvd.testing.stress.scheduler import Scheduler, Touch
 from kvd.testing.stress.script import SendBatch
 from kvd_client.errors import ReplyError
+from kvd_proto.operations import Admit as AdmitOperation
 from kvd_proto.operations import CopyEnded, Evict, Operation, Relief, TransferEnded
 
 ACTIONS_MAX = 60
@@ -121,6 +123,34 @@ def elsewhere(run: PlayedRun, step: Elsewhere) -> bool:
     run.decide_elsewhere(*operations)
     scheduler.batch.names_units = True  # ranks hear of it before their next launch
     return True
+
+
+def admit_elsewhere(run: PlayedRun, step: AdmitElsewhere) -> bool:
+    """Have another program admit somebody who takes a first chunk at once, if he fits."""
+    scheduler = run.scheduler
+    limits = scheduler.limits
+    if scheduler.batch.opened_tokens:
+        return False  # new ids ascend, and those that the open batch asks for came first
+    number = run.model.take_number("request")
+    prompt_tokens = step.prompt_tokens % limits.context_tokens + 1
+    take_tokens = step.take_tokens % min(prompt_tokens, limits.chunk_tokens) + 1
+    run.decide_elsewhere(
+        AdmitOperation(
+            requests=np.array([number], dtype="<i8").tobytes(),
+            prompt_tokens=_count(prompt_tokens),
+            new_tokens_max=_count(step.new_tokens % limits.context_tokens),
+            take_tokens=_count(take_tokens),
+        )
+    )
+    admitted = run.model.requests.get(number)
+    if admitted is not None:
+        admitted.is_others = True
+    scheduler.batch.names_units = True  # ranks hear of it before their next launch
+    return True
+
+
+def _count(tokens: int) -> bytes:
+    return np.array([tokens], dtype="<i4").tobytes()
 
 
 # ---- copies and transfers -----------------------------------------------------------------------

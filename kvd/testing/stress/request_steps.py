@@ -189,9 +189,10 @@ def decode(scheduler: Scheduler, step: Decode) -> bool:
 def stand(scheduler: Scheduler, step: Stand) -> bool:
     """Have requests join the standing set or leave it, also those that are only asked for."""
     batch = scheduler.batch
+    own = [request.number for request in scheduler.running() if not request.is_others]
     those = [
         number
-        for number in [*scheduler.model.requests, *batch.opened_tokens]
+        for number in [*own, *batch.opened_tokens]
         if scheduler.is_free_for("request", number, Touch.GROWS)
     ]
     chosen = sorted(scheduler.pick(those, step.pick_index, step.count % 4 + 1))

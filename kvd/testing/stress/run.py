@@ -306,19 +306,18 @@ class StressRun:
                 f"{type(operation).__name__} was called wrong use: {error.message}",
             )
 
-    def after(self, operation: Operation, outcome: Outcome) -> None:
-        """See what was decided."""
+    def after(self, operation: Operation, outcome: Outcome, position: int) -> None:
+        """See what was decided, and where in the log it stands."""
         wrong = self._wrong_part is not None and self._wrong_part is self._last_part
         if wrong and not isinstance(operation, BatchEnd):
             raise StressFailure(
                 CheckName.ANSWERS, f"{type(operation).__name__} runs behind wrong use in its batch"
             )
         program = self.stage.incarnation.program
-        self.oracle.after(program, operation, outcome)
+        self.oracle.after(program, operation, outcome, position)
         self.order.check(operation, outcome)
         encoded = encode(outcome)
         self._digest.update(encoded)
-        position = self.stage.incarnation.engine.steps.clearings.deciding_position
         self.twin.after(program, operation, outcome, encoded, position=position)
         note_outcome(self.counts, operation, outcome)
         self.model.note(operation, outcome)

@@ -202,8 +202,10 @@ class Scheduler:
 
     def may_run(self, request: Request) -> bool:
         """Return whether a forward may read and write a request: no peer is at work on it."""
-        return request.tokens > 0 and not any(
-            transfer.published for transfer in request.transfers.values()
+        return (
+            request.tokens > 0
+            and not request.is_others
+            and not any(transfer.published for transfer in request.transfers.values())
         )
 
     def may_end(self, owner: Request | Value) -> bool:

@@ -45,8 +45,8 @@ class Watcher(Protocol):
         """See one that was wrong use."""
         ...
 
-    def after(self, operation: Operation, outcome: Outcome) -> None:
-        """See what was decided."""
+    def after(self, operation: Operation, outcome: Outcome, position: int) -> None:
+        """See what was decided, and where in the log it stands."""
         ...
 
     def own(self, entry: AnyOwnEntry, outcome: Outcome) -> None:
@@ -67,19 +67,19 @@ class WatchedIncarnation(Incarnation):
     broken: Exception | None = None
     """What the engine raised that is no answer; whoever asked hears of it in other words."""
 
-    def _decide(self, program: int, operation: Operation) -> Outcome:
+    def _decide(self, program: int, operation: Operation, position: int) -> Outcome:
         watcher = self.watcher
         self.program = program
         if watcher is None:
-            return super()._decide(program, operation)
+            return super()._decide(program, operation, position)
         with self._keeping():
             watcher.before(operation)
             try:
-                outcome = super()._decide(program, operation)
+                outcome = super()._decide(program, operation, position)
             except OperationError as error:
                 watcher.wrong(operation, error)
                 raise
-            watcher.after(operation, outcome)
+            watcher.after(operation, outcome, position)
         return outcome
 
     def _append(self, program: int, index: int, body: bytes, outcome: Outcome) -> None:

@@ -8,6 +8,7 @@ from kvd.testing.stress.played_run import PlayedRun
 from kvd.testing.stress.program import (
     Abort,
     Admit,
+    AdmitElsewhere,
     Advance,
     AnyStep,
     AskAgain,
@@ -84,6 +85,7 @@ SCHEDULED: Final[dict[type[AnyStep], ScheduledStep]] = {
 
 ON_RANKS: Final[dict[type[AnyStep], RankStep]] = {
     Elsewhere: rank_steps.elsewhere,
+    AdmitElsewhere: rank_steps.admit_elsewhere,
     FailCopy: rank_steps.fail_copy,
     LetGo: rank_steps.let_go,
     EndTransfer: rank_steps.end_transfer,

@@ -53,8 +53,8 @@ class Twin:
         strict = self._random.randrange(PERMILLE) < STRICT_PERMILLE
         self.strict_count += strict
         self.engine.monitor.level = CheckLevel.STRICT if strict else CheckLevel.WARN
-        self.engine.steps.clearings.deciding_position = position
         again = self.engine.decide(program, operation)
+        self.engine.steps.clearings.place(position)
         self._compare(type(operation).__name__, outcome, encoded, again)
 
     def released(self, entry: Released, outcome: Outcome, encoded: bytes) -> None:

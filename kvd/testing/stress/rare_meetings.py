@@ -1,7 +1,4 @@
-"""Meetings that only happen in runs that ask for them by name.
-
-Whatever else a seed draws stays what it was when one is added here.
-"""
+"""Meetings that need one narrow situation each, which hardly anything else brings about."""
 
 from collections.abc import Iterator
 from random import Random
@@ -26,6 +23,7 @@ from kvd.testing.stress.misuse import CLOSE_MISUSES, FIRST_CLOSE_INDEX
 from kvd.testing.stress.program import (
     RANKS_MAX,
     Admit,
+    AdmitElsewhere,
     Advance,
     AnyStep,
     Die,
@@ -271,6 +269,28 @@ def sent_before_its_clearing(random: Random) -> Iterator[AnyStep]:
             yield Record()
         yield Misuse(kind_index=_SEND_SLOT_INDEX, pick_index=any_place(random))
     yield from later(random)
+    yield Process(count=3)
+
+
+def admitted_elsewhere_under_a_launch(random: Random) -> Iterator[AnyStep]:
+    """Have another program be given slots behind a launch that was not told yet."""
+    yield Admit(count=random.randrange(2), take_tokens=4)
+    yield Send()
+    for _ in range(random.randint(1, 3)):
+        yield Launch(pick_index=any_place(random), count=ALL)
+        if random.randrange(2):
+            yield Record()
+        for _ in range(random.randint(1, 2)):
+            yield AdmitElsewhere(
+                prompt_tokens=random.randrange(16),
+                new_tokens=random.randrange(16),
+                take_tokens=random.randrange(12),
+            )
+        yield Send()
+        yield Misuse(kind_index=_SEND_SLOT_INDEX, pick_index=any_place(random))
+        yield Process()
+    yield from later(random)
+    yield Free(pick_index=any_place(random), count=random.randrange(3))
     yield Process(count=3)
 
 
