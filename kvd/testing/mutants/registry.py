@@ -54,8 +54,8 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "backed_up_and_given_up": "c2-h4 c3-h4 c4-h4 copies-not-fenced absorbed-not-fenced "
     "fence-in-units-of-its-own fence-first-range-only waits-by-accident fenced-hole-first "
     "waits-behind-moves copy-wait growth-clears-fences use-kept-after-end",
-    "loaded_and_given_up": "c2-h5 c3-h5 load-not-kept",
-    "loaded_over_what_moved": "c4-h1 c4-h5 c3-h5",
+    "loaded_and_given_up": "c2-h5 c3-h5 c4-h5 load-not-kept",
+    "loaded_over_what_moved": "c4-h1 c3-h5",
     "moved_back_and_forth": "c2-h1 fence-in-units-of-its-own move-order-as-listed "
     "move-order-reversed ends-flushed-last steps-not-fenced fence-under-oldest "
     "fence-ends-early growth-clears-fences move-keeps-the-old-place no-segments end-a-unit-narrow "
@@ -135,6 +135,10 @@ UNEVEN: Final = (
     "two-windows-full",
 )
 """Shapes with units that sink or arena are no multiple of."""
+WITH_WINDOWS: Final = tuple(
+    name for name, shape in SHAPES.items() if shape.windows and name not in NARROW
+)
+"""Shapes whose values may lack pages that are loaded."""
 _FLOATS: Final = (
     "state-two-windows-full",
     "state-three-windows-full",
@@ -158,6 +162,7 @@ _OF_FLOATS: Final = (
     "move-order-as-listed move-order-reversed ends-flushed-last floats-ignore-those-above "
     "moves-of-one-band-only moves-told-backwards float-grows-into-the-smaller-gap"
 )
+_OF_WINDOWS: Final = "c4-h1 c4-h4 c4-h5 c3-h5 c2-h5"
 _OF_NARROW: Final = "clip-one-token-generous clip-stops-early settled-late"
 _THREE_FLOATS: Final = ("state-three-windows-full",)
 _WITH_FEWER_NAMES_THAN_UNITS: Final = ("window-full-few-names",)
@@ -165,6 +170,7 @@ SHAPES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(_OF_UNEVEN.split(), UNEVEN),
     **dict.fromkeys(_OF_FLOATS.split(), _FLOATS),
     **dict.fromkeys(_OF_NARROW.split(), NARROW),
+    **dict.fromkeys(_OF_WINDOWS.split(), WITH_WINDOWS),
     "flush-by-accident": _ONE_FLOAT,
     "c3-h1": _THREE_FLOATS,
     "no-epoch-of-fences": _THREE_FLOATS,

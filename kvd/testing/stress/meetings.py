@@ -13,12 +13,14 @@ from kvd.testing.stress.meeting_parts import (
     ALL,
     BANDS_MAX,
     RELIEF_UNITS,
+    SQUEEZED_UNITS,
     any_place,
     fill,
     later,
     long_values,
     losses,
     reports,
+    room_in,
     squeeze,
     take,
     values,
@@ -87,6 +89,7 @@ def backed_up_and_given_up(random: Random) -> Iterator[AnyStep]:
     yield Evict(pick_index=pick, count=random.randrange(2))
     if random.randrange(3) == 0:
         yield from squeeze(random)
+    yield from _loads(random, random.randrange(4))
     yield from take(random)
     yield from take(random)
     yield from later(random)
@@ -101,12 +104,20 @@ def loaded_over_what_moved(random: Random) -> Iterator[AnyStep]:
     yield Send()
     yield Launch(count=ALL, silent=random.randrange(2) == 0)
     yield Record()
-    yield from squeeze(random)
-    for _ in range(2):
+    wanted = random.randrange(3)
+    for units in SQUEEZED_UNITS[random.randrange(3) :]:
+        yield room_in(wanted, units)
+    yield Send()
+    yield from _loads(random, 4)
+    yield from later(random)
+
+
+def _loads(random: Random, count: int) -> Iterator[AnyStep]:
+    """Load whatever values lack in their windows."""
+    for _ in range(count):
         yield LoadReserve(pick_index=any_place(random), count=4, windows_count=3)
         yield LoadSubmit(pick_index=any_place(random))
     yield Send()
-    yield from later(random)
 
 
 def backed_up_under_forwards(random: Random) -> Iterator[AnyStep]:
@@ -161,9 +172,10 @@ def loaded_and_given_up(random: Random) -> Iterator[AnyStep]:
     yield LoadReserve(pick_index=pick, count=4, windows_count=3)
     yield LoadSubmit(pick_index=pick)
     yield Send()
-    yield Evict(pick_index=pick, count=2)
+    yield Evict(pick_index=pick, count=random.randrange(3))
     if random.randrange(2):
         yield from squeeze(random)
+    yield from _loads(random, random.randrange(4))
     yield from take(random)
     yield from take(random)
     yield from later(random)
