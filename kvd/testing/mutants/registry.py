@@ -57,8 +57,8 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "loaded_and_given_up": "c2-h5 c3-h5 c4-h5 load-not-kept",
     "loaded_over_what_moved": "c4-h1 c3-h5",
     "moved_back_and_forth": "c2-h1 fence-in-units-of-its-own move-order-as-listed "
-    "move-order-reversed ends-flushed-last steps-not-fenced fence-under-oldest "
-    "fence-ends-early growth-clears-fences move-keeps-the-old-place no-segments end-a-unit-narrow "
+    "move-order-reversed ends-flushed-last steps-not-fenced growth-clears-fences "
+    "move-keeps-the-old-place no-segments end-a-unit-narrow "
     "segments-of-moves-only waits-behind-moves first-start-rounded-down last-end-rounded-up",
     "backed_up_under_forwards": "backup-waits-f r2-load",
     "load_given_up": "load-names-backwards "
@@ -67,7 +67,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "loaded_and_read": "r1-load r2-load load-waits-a",
     "published_over_copies": "c5-h4 c5-h5 c5-h6 publish-beside-transfers",
     "moved_under_forwards": "r1-forward r1-forward-unknown c2-h1 c4-h1 steps-not-fenced "
-    "compaction-under-unknown compaction-of-what-is-written fence-under-oldest fence-ends-early "
+    "compaction-under-unknown compaction-of-what-is-written "
     "move-order-as-listed move-order-reversed ends-flushed-last "
     "unasked-moves-without-end first-start-rounded-down "
     "whole-end-barrier write-set-a-page-short move-short-of-one "
@@ -119,8 +119,8 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "progress-ahead no-redo redo-a-segment-late redo-of-confirmed-segments tables-not-cleared",
     "slots_received_before_a_launch": "clears-yield",
     "sent_and_left_behind": "no-epoch-of-fences no-epoch-of-quarantine",
-    "moved_into_what_was_read": "c3-h1",
-    "failed_and_died": "failed-load-is-good",
+    "moved_into_what_was_read": "c3-h1 fence-ends-early fence-under-oldest",
+    "failed_and_died": "failed-load-is-good spoiled-survives",
     "processed_and_died": "confirmed-too-far processed-unwaited",
 }
 """Faults by the meeting in which they show most, which is tried before their group's profiles."""
@@ -160,7 +160,8 @@ _OF_UNEVEN: Final = (
 )
 _OF_FLOATS: Final = (
     "move-order-as-listed move-order-reversed ends-flushed-last floats-ignore-those-above "
-    "moves-of-one-band-only moves-told-backwards float-grows-into-the-smaller-gap"
+    "moves-of-one-band-only moves-told-backwards float-grows-into-the-smaller-gap "
+    "redo-a-segment-late"
 )
 _OF_WINDOWS: Final = "c4-h1 c4-h4 c4-h5 c3-h5 c2-h5"
 _OF_NARROW: Final = "clip-one-token-generous clip-stops-early settled-late"

@@ -149,11 +149,15 @@ def moved_into_what_was_read(random: Random) -> Iterator[AnyStep]:
     yield Process(count=3)
     yield Free(pick_index=any_place(random), count=random.randrange(3))
     yield Send()
-    yield Launch(pick_index=any_place(random))
-    yield Record()
+    launches_count = random.choice((1, 1, 2, 3))
+    for _ in range(launches_count):
+        yield Launch(pick_index=any_place(random))
+        yield Record()
     yield Send()
     for _ in range(random.randint(4, 10)):
         yield _asked_of_one_band(random)
+        if launches_count > 1 and random.randrange(4) == 0:
+            yield Process()
         yield Send()
     yield from later(random)
 
