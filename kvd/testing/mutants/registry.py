@@ -66,7 +66,7 @@ _SHOWN_IN: Final[Mapping[str, str]] = {
     "load-where-it-was-named reservation-not-fixed reservation-freed-early",
     "loaded_and_read": "r1-load r2-load load-waits-a",
     "published_over_copies": "c5-h4 c5-h5 c5-h6 publish-beside-transfers",
-    "moved_under_forwards": "r1-forward r1-forward-unknown c2-h1 c4-h1 steps-not-fenced "
+    "moved_under_forwards": "r1-forward r1-forward-unknown c2-h1 steps-not-fenced "
     "compaction-under-unknown compaction-of-what-is-written "
     "move-order-as-listed move-order-reversed ends-flushed-last "
     "unasked-moves-without-end first-start-rounded-down "

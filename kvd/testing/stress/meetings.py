@@ -108,7 +108,7 @@ def loaded_over_what_moved(random: Random) -> Iterator[AnyStep]:
     for units in SQUEEZED_UNITS[random.randrange(3) :]:
         yield room_in(wanted, units)
     yield Send()
-    yield from _loads(random, 4)
+    yield from _loads(random, 8)
     yield from later(random)
 
 
