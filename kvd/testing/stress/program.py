@@ -128,7 +128,8 @@ class Elsewhere(Step, frozen=True, kw_only=True, tag="elsewhere"):
 class AdmitElsewhere(Step, frozen=True, kw_only=True, tag="admit_elsewhere"):
     """Have another program admit somebody, whom the open batch does not know.
 
-    From there on the request is like any other: requests belong to the group.
+    Requests belong to the group, so whoever knows its id may grow, retract or free it. Ranks of
+    this program do not know its row: it stands in no set and runs in no forward.
     """
 
     prompt_tokens: int = 0
