@@ -240,7 +240,8 @@ class Model:
                         self.waiting.pop(number, None)
                         self._gone(number)
             case Processed():
-                self.processed_count = operation.step
+                if isinstance(result, Done):
+                    self.processed_count = operation.step
             case Insert():
                 if isinstance(result, Done):
                     self._insert(operation, pages, slot)
