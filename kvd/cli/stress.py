@@ -19,7 +19,7 @@ from kvd.testing.stress.as_test import as_test
 from kvd.testing.stress.coverage import lines_of
 from kvd.testing.stress.program import Program, decode_program, encode_program
 from kvd.testing.stress.run import ORACLE_PERMILLE, run
-from kvd.testing.stress.shapes import FURTHER_SHAPES, SHAPES
+from kvd.testing.stress.shapes import ALL_SHAPES, FURTHER_SHAPES
 from kvd.testing.stress.shrink import Failing, Shrunk, attempt, shrink
 from kvd.testing.stress.sweep import Backend, SeedJob, SeedReport, jobs_of, play_all
 
@@ -66,7 +66,7 @@ MS_PER_S: Final = 1000
 )
 @click.option(
     "--shape",
-    type=click.Choice([*SHAPES, *FURTHER_SHAPES]),
+    type=click.Choice(list(ALL_SHAPES)),
     metavar="NAME",
     help="Play all seeds on this stage; otherwise on all that any seed may have, by turns.",
 )
@@ -284,9 +284,8 @@ def _replay(path: Path, shrink_runs_max: int, out_path: Path | None) -> int:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileError(f"{path} is no program of kvd stress: {error}") from error
-    shapes = (*SHAPES, *FURTHER_SHAPES)
-    if program.shape not in shapes:
-        raise FileError(f"{path} has shape {program.shape!r}; there are {', '.join(shapes)}")
+    if program.shape not in ALL_SHAPES:
+        raise FileError(f"{path} has shape {program.shape!r}; there are {', '.join(ALL_SHAPES)}")
     result = run(program)
     click.echo(f"{result.operations_count} operations {result.digest[:16]}")
     if result.failure is None:

@@ -13,6 +13,7 @@ from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage
 from kvd.engine.stage import StageEngine
 from kvd.errors import WorkloadError
+from kvd.testing.packed import packed_counts, packed_ids
 from kvd.testing.traces import TraceRequest
 from kvd_proto.operations import Admit, Advance, BatchEnd, Free, Standing, Take
 from kvd_proto.outcomes import AdmitResult, Outcome, Refusal, Verdict
@@ -56,9 +57,9 @@ class Filler:
         outcome = self._engine.decide(
             PROGRAM,
             Admit(
-                _ids(self._request),
-                _tokens(request.prompt_tokens),
-                _tokens(request.output_tokens),
+                packed_ids(self._request),
+                packed_counts(request.prompt_tokens),
+                packed_counts(request.output_tokens),
             ),
         )
         result = outcome.result
@@ -112,7 +113,7 @@ class Filler:
         """Have all requests decode to the end of their answers, a token of each per step."""
         left = sorted(one for one in self._left if one[0])
         self._left.clear()
-        self._engine.decide(PROGRAM, Standing(add=_ids(*(request for _, request in left))))
+        self._engine.decide(PROGRAM, Standing(add=packed_ids(*(request for _, request in left))))
         ended_count = 0
         for step in range(1, left[-1][0] + 1 if left else 1):
             refused = self._take(1, standing=True)
@@ -125,12 +126,12 @@ class Filler:
             while ended_count < len(left) and left[ended_count][0] == step:
                 ended_count += 1
             if ended_count > start:
-                ended = _ids(*(request for _, request in left[start:ended_count]))
+                ended = packed_ids(*(request for _, request in left[start:ended_count]))
                 self._engine.decide(PROGRAM, Standing(remove=ended))
 
     def _take(self, tokens: int, *, standing: bool = False) -> str:
         """Take and compute tokens in one batch; return why not, or an empty text."""
-        requests = b"" if standing else _ids(self._request)
+        requests = b"" if standing else packed_ids(self._request)
         taken = self._engine.decide(PROGRAM, Take(requests, tokens)).result
         if isinstance(taken, Refusal):
             self._end_batch()
@@ -141,7 +142,7 @@ class Filler:
 
     def free(self) -> None:
         """End the newest request."""
-        self._engine.decide(PROGRAM, Free(_ids(self._request)))
+        self._engine.decide(PROGRAM, Free(packed_ids(self._request)))
         self._end_batch()
 
     def counts(self) -> tuple[Counts, Counts]:
@@ -184,11 +185,3 @@ class Costs:
 
 def _first_of_column(outcome: Outcome, index: int) -> int:
     return int(np.frombuffer(outcome.columns, dtype="<i4")[sum(outcome.lengths[:index])])
-
-
-def _ids(*requests: int) -> bytes:
-    return np.array(requests, dtype="<i8").tobytes()
-
-
-def _tokens(count: int) -> bytes:
-    return count.to_bytes(4, "little")

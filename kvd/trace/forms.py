@@ -142,6 +142,19 @@ def message_of(kind: str, form: Form) -> msgspec.Struct:
         raise FileError(f"{kind} cannot be read: {line_of(error)}") from error
 
 
+def encoded_form(kind: str, form: Form, body: str | None, *, name: str) -> bytes:
+    """Return the bytes of an operation, fact or own entry: ``body``, or those of its form.
+
+    Raises FileError for what is none, and by ``name`` for a body that is not hexadecimal.
+    """
+    if body is None:
+        return encode(message_of(kind, form))
+    try:
+        return bytes.fromhex(body)
+    except ValueError as error:
+        raise FileError(f"body of {name} is not hexadecimal: {error}") from error
+
+
 def _array_form(encoded: bytes, dtype: str) -> object:
     """Return a packed array: ids as runs, counts as they are, what is neither as hexadecimal."""
     if len(encoded) % np.dtype(dtype).itemsize:

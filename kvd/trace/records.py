@@ -33,6 +33,7 @@ from kvd.trace.forms import (
     OWN_ENTRY_NAMES,
     Form,
     answer_of,
+    encoded_form,
     form_of,
     line_of,
     message_of,
@@ -92,12 +93,7 @@ class Entered(Record, frozen=True, kw_only=True):
 
     def encoded(self) -> bytes:
         """Return the bytes that were logged; raises FileError for what is none."""
-        if self.body is None:
-            return encode(message_of(self.type, self.args))
-        try:
-            return bytes.fromhex(self.body)
-        except ValueError as error:
-            raise FileError(f"body of entry {self.position} is not hexadecimal: {error}") from error
+        return encoded_form(self.type, self.args, self.body, name=f"entry {self.position}")
 
 
 class Op(Entered, frozen=True, kw_only=True, tag="op"):
@@ -285,7 +281,8 @@ def _validate_entered(entered: AnyEntered, ranks: tuple[int, ...]) -> None:
         raise FileError(
             f"rank is {entered.rank}; the trace is of ranks {', '.join(map(str, ranks))}"
         )
-    message_of(entered.type, entered.args)
+    if entered.body is not None:
+        message_of(entered.type, entered.args)
     entered.encoded()
 
 

@@ -8,10 +8,10 @@ from kvd.engine.snap import StageSnap, take_snap
 from kvd.engine.start import IncarnationStart
 from kvd.errors import FileError
 from kvd.trace.adapter import Asked, BatchEvent, Decision, Event, FactEvent
-from kvd.trace.forms import message_of
+from kvd.trace.forms import encoded_form
 from kvd.trace.head import validate_start
 from kvd.trace.records import Head, records_of, source_of
-from kvd_proto.codec import encode, join_batch
+from kvd_proto.codec import join_batch
 
 
 def incarnation_of(start: IncarnationStart, *, ring_entries_max: int = 0) -> Incarnation:
@@ -64,9 +64,7 @@ class StageAdapter:
             index = world.next_index(event.program)
             world.batch(rank=rank, program=event.program, index=index, body=body)
         elif isinstance(event, FactEvent):
-            world.fact(
-                event.rank, _encoded(Asked(type=event.type, args=event.args, body=event.body))
-            )
+            world.fact(event.rank, _encoded(event))
         elif event.at_once:
             world.end(event.cause)
         else:
@@ -110,11 +108,6 @@ def decision_of(position: int, logged: LogRecord) -> Decision:
     )
 
 
-def _encoded(asked: Asked) -> bytes:
+def _encoded(asked: Asked | FactEvent) -> bytes:
     """Return the bytes of an operation or a fact; raises FileError."""
-    if asked.body is None:
-        return encode(message_of(asked.type, asked.args))
-    try:
-        return bytes.fromhex(asked.body)
-    except ValueError as error:
-        raise FileError(f"body of {asked.type} is not hexadecimal: {error}") from error
+    return encoded_form(asked.type, asked.args, asked.body, name=asked.type)

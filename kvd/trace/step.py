@@ -17,8 +17,13 @@ from kvd.trace.adapter import Asked, BatchEvent, Event, FactEvent
 from kvd.trace.forms import FACT_NAMES, OPERATION_NAMES, Form, Plain, message_of
 
 BATCH_END: Final = Asked(type="batch_end")
-PER_BAND_FIELDS: Final = ("demand_units", "units", "virtual", "host_units")
-"""Arguments that are lists with an entry per band, and their entry for a band without a part."""
+PER_BAND_FIELDS: Final[dict[str, type[int] | type[list[int]]]] = {
+    "demand_units": int,
+    "units": int,
+    "virtual": list,
+    "host_units": list,
+}
+"""Arguments that are lists with an entry per band, and what makes that of a band without a part."""
 EFFECT_NAMES: Final = ("moved", "zeroed", "waits")
 _PROGRAMS_COUNT_MAX: Final = 1 << 31
 _UNITS_END: Final = 1 << 63
@@ -128,10 +133,9 @@ def _asked(form: Form, band_names: tuple[str, ...], what: str, allowed: Sequence
     if kind == BATCH_END.type:
         raise FileError("batch_end ends every batch by itself; leave it out")
     args = {key: value for key, value in form.items() if key != "type"}
-    for key in PER_BAND_FIELDS:
+    for key, nothing in PER_BAND_FIELDS.items():
         if isinstance(args.get(key), dict):
-            nothing: object = 0 if key in ("demand_units", "units") else []
-            args[key] = _per_band(args[key], band_names, nothing)
+            args[key] = _per_band(args[key], band_names, nothing())
     if isinstance(args.get("band"), str):
         args["band"] = _place(args["band"], band_names)
     message_of(kind, args)

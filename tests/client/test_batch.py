@@ -1,6 +1,5 @@
 """A batch: one message, one reply; handles give what was decided."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,6 @@ from kvd_client import (
 from kvd_proto.errors import ErrorCode
 from kvd_proto.outcomes import Done, Freed, Reason, Refusal, Skipped, Verdict
 from tests.client.engine_daemon import CONTEXT_TOKENS, PAGE_TOKENS, EngineDaemon
-
-
-@pytest.fixture
-def daemon() -> EngineDaemon:
-    return EngineDaemon()
-
-
-@pytest.fixture
-def kv(daemon: EngineDaemon) -> Iterator[Client]:
-    with daemon.attach() as client:
-        yield client
 
 
 def admit(kv: Client, ids: list[int], tokens: int = 4) -> Admitted:

@@ -24,11 +24,6 @@ POOL_UNITS = 16
 DEADLINE_MS = 5000
 
 
-@pytest.fixture
-def daemon() -> EngineDaemon:
-    return EngineDaemon()
-
-
 @pytest.fixture(params=[False, True], ids=["one stream", "overlap"])
 def kv(daemon: EngineDaemon, request: pytest.FixtureRequest) -> Iterator[Client]:
     with daemon.attach(0, Mode.LEADER, overlap=request.param) as client:

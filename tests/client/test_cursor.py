@@ -43,11 +43,6 @@ class InjectedError(KvdError):
 
 
 @pytest.fixture
-def daemon() -> EngineDaemon:
-    return EngineDaemon()
-
-
-@pytest.fixture
 def kv(daemon: EngineDaemon) -> Iterator[Client]:
     with daemon.attach() as client:
         admit(client, [1, 2])

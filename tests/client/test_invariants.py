@@ -1,7 +1,6 @@
 """Every invariant that the client documents, broken by hand and found by its name."""
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,17 +18,6 @@ from kvd_proto.outcomes import AdmitResult, BatchReply, Column, Done
 from tests.client.engine_daemon import Answer, EngineDaemon
 
 ROWS = 8
-
-
-@pytest.fixture
-def daemon() -> EngineDaemon:
-    return EngineDaemon()
-
-
-@pytest.fixture
-def kv(daemon: EngineDaemon) -> Iterator[Client]:
-    with daemon.attach() as client:
-        yield client
 
 
 def ids(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

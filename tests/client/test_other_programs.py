@@ -1,6 +1,6 @@
 """Two programs on one rank: each may end the other's requests, and neither is lost over it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -21,17 +21,6 @@ OTHER = 1
 ALL = list(range(1, (SIZING.running_requests_count or 0) + 1))
 """As many requests as there are rows."""
 NEXT = len(ALL) + 1
-
-
-@pytest.fixture
-def daemon() -> EngineDaemon:
-    return EngineDaemon()
-
-
-@pytest.fixture
-def kv(daemon: EngineDaemon) -> Iterator[Client]:
-    with daemon.attach() as client:
-        yield client
 
 
 def other(daemon: EngineDaemon, *operations: Operation) -> None:

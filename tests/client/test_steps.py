@@ -27,11 +27,6 @@ from tests.client.engine_daemon import admit_three_tokens_each as admit
 
 
 @pytest.fixture
-def daemon() -> EngineDaemon:
-    return EngineDaemon()
-
-
-@pytest.fixture
 def kv(daemon: EngineDaemon) -> Iterator[Client]:
     with daemon.attach() as client:
         admit(client, [1, 2])

@@ -37,11 +37,6 @@ TABLES_COUNT = 6
 
 
 @pytest.fixture
-def daemon() -> EngineDaemon:
-    return EngineDaemon()
-
-
-@pytest.fixture
 def kv(daemon: EngineDaemon) -> Iterator[Client]:
     """Give a rank with three requests, of which the second has ended, and some steps behind it."""
     with daemon.attach() as client:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from random import Random
 
-import numpy as np
-
 from kvd.alloc.chain import ChainAllocator
 from kvd.price.snapshot import ChainSnapshot, Tier
+from kvd.testing.packed import int32s, int64s
 from kvd.testing.stress.answers import Answers, Expected
 from kvd.testing.stress.broken import require
 from kvd.testing.stress.layouts import any_layout, in_grains
@@ -167,13 +166,3 @@ class Judge:
         """Check how many units are said to have come back."""
         told = result.units if isinstance(result, Freed) else None
         require(told == counts, "outcome", f"{counts} came back, told are {told}")
-
-
-def int64s(encoded: bytes) -> list[int]:
-    """Return ids as they travel."""
-    return list(np.frombuffer(encoded, dtype="<i8").tolist())
-
-
-def int32s(encoded: bytes) -> list[int]:
-    """Return token counts as they travel."""
-    return list(np.frombuffer(encoded, dtype="<i4").tolist())

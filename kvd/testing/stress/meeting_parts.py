@@ -88,9 +88,12 @@ def room_in(wanted: int, units: int) -> Relief:
     return Relief(units=tuple(units if band == wanted else 0 for band in range(BANDS_MAX)))
 
 
-def squeeze(random: Random) -> Iterator[AnyStep]:
-    """Ask for less and less room in one band until some fits, which mostly moves what is there."""
-    wanted = random.randrange(BANDS_MAX)
+def squeeze(random: Random, *, bands_count: int = BANDS_MAX) -> Iterator[AnyStep]:
+    """Ask for less and less room in one of the first bands until some fits.
+
+    That mostly moves what is there.
+    """
+    wanted = random.randrange(bands_count)
     for units in SQUEEZED_UNITS[random.randrange(3) :]:
         yield room_in(wanted, units)
     yield Send()
@@ -132,6 +135,14 @@ def long_values(random: Random) -> Iterator[AnyStep]:
     yield Insert(pick_index=any_place(random))
     yield Insert(pick_index=any_place(random))
     yield Process(count=3)
+    yield Send()
+
+
+def loads(random: Random, count: int) -> Iterator[AnyStep]:
+    """Load some times what values lack in their windows."""
+    for _ in range(count):
+        yield LoadReserve(pick_index=any_place(random), count=4, windows_count=3)
+        yield LoadSubmit(pick_index=any_place(random))
     yield Send()
 
 

@@ -13,14 +13,13 @@ from kvd.testing.stress.meeting_parts import (
     ALL,
     BANDS_MAX,
     RELIEF_UNITS,
-    SQUEEZED_UNITS,
     any_place,
     fill,
     later,
+    loads,
     long_values,
     losses,
     reports,
-    room_in,
     squeeze,
     take,
     values,
@@ -77,6 +76,8 @@ from kvd.testing.stress.rough_meetings import (
 )
 
 Meeting = Callable[[Random], Iterator[AnyStep]]
+_WINDOWS_END: Final = 3
+"""Among so many first bands every shape that has windows has its first one."""
 
 
 def backed_up_and_given_up(random: Random) -> Iterator[AnyStep]:
@@ -89,7 +90,7 @@ def backed_up_and_given_up(random: Random) -> Iterator[AnyStep]:
     yield Evict(pick_index=pick, count=random.randrange(2))
     if random.randrange(3) == 0:
         yield from squeeze(random)
-    yield from _loads(random, random.randrange(4))
+    yield from loads(random, random.randrange(4))
     yield from take(random)
     yield from take(random)
     yield from later(random)
@@ -104,20 +105,9 @@ def loaded_over_what_moved(random: Random) -> Iterator[AnyStep]:
     yield Send()
     yield Launch(count=ALL, silent=random.randrange(2) == 0)
     yield Record()
-    wanted = random.randrange(3)
-    for units in SQUEEZED_UNITS[random.randrange(3) :]:
-        yield room_in(wanted, units)
-    yield Send()
-    yield from _loads(random, 8)
+    yield from squeeze(random, bands_count=_WINDOWS_END)
+    yield from loads(random, 8)
     yield from later(random)
-
-
-def _loads(random: Random, count: int) -> Iterator[AnyStep]:
-    """Load whatever values lack in their windows."""
-    for _ in range(count):
-        yield LoadReserve(pick_index=any_place(random), count=4, windows_count=3)
-        yield LoadSubmit(pick_index=any_place(random))
-    yield Send()
 
 
 def backed_up_under_forwards(random: Random) -> Iterator[AnyStep]:
@@ -175,7 +165,7 @@ def loaded_and_given_up(random: Random) -> Iterator[AnyStep]:
     yield Evict(pick_index=pick, count=random.randrange(3))
     if random.randrange(2):
         yield from squeeze(random)
-    yield from _loads(random, random.randrange(4))
+    yield from loads(random, random.randrange(4))
     yield from take(random)
     yield from take(random)
     yield from later(random)

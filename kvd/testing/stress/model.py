@@ -6,6 +6,7 @@ Everything here follows from operations and their outcomes, in the order in whic
 import numpy as np
 
 from kvd.errors import StressFailure
+from kvd.testing.packed import int32s, int64s
 from kvd.testing.stress.contents import UNKNOWN, Contents, Indices, Tags, columns_of
 from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.plans import PeerPlan, TransferNumber
@@ -42,18 +43,6 @@ from kvd_proto.outcomes import (
 )
 
 _NONE: Indices = np.zeros(0, dtype=np.int64)
-
-
-def int64s(encoded: bytes) -> list[int]:
-    """Return the ids of an operation."""
-    ids: list[int] = np.frombuffer(encoded, dtype="<i8").tolist()
-    return ids
-
-
-def int32s(encoded: bytes) -> list[int]:
-    """Return the token counts of an operation."""
-    counts: list[int] = np.frombuffer(encoded, dtype="<i4").tolist()
-    return counts
 
 
 class Request:

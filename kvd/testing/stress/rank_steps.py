@@ -2,10 +2,9 @@
 
 from typing import Any, Final
 
-import numpy as np
-
 from kvd.errors import StressFailure
 from kvd.testing.modelled.ranks import DEADLINE_MS
+from kvd.testing.packed import packed_counts, packed_ids
 from kvd.testing.stress.daring import CLOSE_DARES, DARES, forget_proposals
 from kvd.testing.stress.failure import CheckName
 from kvd.testing.stress.meeting_parts import SQUEEZED_UNITS
@@ -113,7 +112,7 @@ def elsewhere(run: PlayedRun, step: Elsewhere) -> bool:
     ]
     if step.value and not scheduler.batch.names_units:
         for number in scheduler.pick(fitting, step.pick_index):
-            operations.append(Evict(np.array([number], dtype="<i8").tobytes()))
+            operations.append(Evict(packed_ids(number)))
     bands = scheduler.contents.bands
     wanted = step.band % len(bands)
     room = bands[wanted].owners.size - bands[wanted].unit_index_min
@@ -136,10 +135,10 @@ def admit_elsewhere(run: PlayedRun, step: AdmitElsewhere) -> bool:
     take_tokens = step.take_tokens % min(prompt_tokens, limits.chunk_tokens) + 1
     run.decide_elsewhere(
         AdmitOperation(
-            requests=np.array([number], dtype="<i8").tobytes(),
-            prompt_tokens=_count(prompt_tokens),
-            new_tokens_max=_count(step.new_tokens % limits.context_tokens),
-            take_tokens=_count(take_tokens),
+            requests=packed_ids(number),
+            prompt_tokens=packed_counts(prompt_tokens),
+            new_tokens_max=packed_counts(step.new_tokens % limits.context_tokens),
+            take_tokens=packed_counts(take_tokens),
         )
     )
     admitted = run.model.requests.get(number)
@@ -147,10 +146,6 @@ def admit_elsewhere(run: PlayedRun, step: AdmitElsewhere) -> bool:
         admitted.is_others = True
     scheduler.batch.names_units = True  # ranks hear of it before their next launch
     return True
-
-
-def _count(tokens: int) -> bytes:
-    return np.array([tokens], dtype="<i4").tobytes()
 
 
 # ---- copies and transfers -----------------------------------------------------------------------

@@ -12,6 +12,7 @@ from kvd.testing.stress.meeting_parts import (
     caught_up,
     fill,
     later,
+    loads,
     long_values,
     losses,
     reports,
@@ -170,10 +171,7 @@ def _asked_of_one_band(random: Random) -> Relief:
 def failed_and_died(random: Random) -> Iterator[AnyStep]:
     """Let ranks die once a load has failed and everything else is over."""
     yield from long_values(random)
-    for _ in range(2):
-        yield LoadReserve(pick_index=any_place(random), count=4, windows_count=3)
-        yield LoadSubmit(pick_index=any_place(random))
-    yield Send()
+    yield from loads(random, 2)
     yield from caught_up()
     for _ in range(3):
         yield Play(actions_count=59)

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from kvd.alloc.signals import SignalKind
+from kvd.testing.packed import int32s, int64s, packed_ids
 from kvd.testing.stress.answers import AdmitQuestion
 from kvd.testing.stress.broken import require
-from kvd.testing.stress.judge import Judge, int32s, int64s
+from kvd.testing.stress.judge import Judge
 from kvd.testing.stress.request_books import Held
 from kvd.testing.stress.told import Told
 from kvd_proto.operations import (
@@ -179,8 +178,7 @@ class RequestOperations:
             "answers",
             f"value {operation.value_id} was there before",
         )
-        request = np.array([operation.request], dtype="<i8").tobytes()
-        (held,) = self.judge.named(program, request)
+        (held,) = self.judge.named(program, packed_ids(operation.request))
         self.judge.nothing_else(told, slots=True)
         self.books.insert(operation.value_id, held, told)
 

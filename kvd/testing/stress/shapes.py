@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, NamedTuple
 
-import numpy as np
 from msgspec import structs
 
 from kvd.alloc.checks import CheckLevel
 from kvd.build import StageStorage, build_group
 from kvd.engine.stage import StageEngine
 from kvd.errors import WorkloadError
+from kvd.testing.packed import packed_counts, packed_ids
 from kvd.testing.stress.contents import columns_of
 from kvd_proto.memory import (
     AttentionPart,
@@ -195,6 +195,7 @@ FURTHER_SHAPES: Final[dict[str, Shape]] = {
     ),
 }
 """By name as well: what only runs that ask for it by name are played on, in one process alone."""
+ALL_SHAPES: Final[dict[str, Shape]] = {**SHAPES, **FURTHER_SHAPES}
 
 
 class StressStage(NamedTuple):
@@ -209,9 +210,9 @@ class StressStage(NamedTuple):
 @cache
 def stress_stage(name: str, *, overlap: bool) -> StressStage:
     """Return the stage of a shape; raises WorkloadError for a name that is none."""
-    shape = SHAPES.get(name) or FURTHER_SHAPES.get(name)
+    shape = ALL_SHAPES.get(name)
     if shape is None:
-        raise WorkloadError(f"there is no stress shape {name!r}; there are {', '.join(SHAPES)}")
+        raise WorkloadError(f"there is no stress shape {name!r}; there are {', '.join(ALL_SHAPES)}")
     parts = [_attention(shape.full_rows_count)]
     parts += [_attention(rows, tokens) for tokens, rows in shape.windows]
     if shape.next_rows_count:
@@ -246,9 +247,9 @@ def servable_prompt_tokens(name: str, *, overlap: bool, new_tokens: int) -> int:
     engine = StageEngine(built.storage, level=CheckLevel.OFF)
     for request, prompt in enumerate(range(built.layers.context_tokens - new_tokens, 0, -1), 1):
         asked = Admit(
-            np.array([request], dtype="<i8").tobytes(),
-            np.array([prompt], dtype="<i4").tobytes(),
-            np.array([new_tokens], dtype="<i4").tobytes(),
+            packed_ids(request),
+            packed_counts(prompt),
+            packed_counts(new_tokens),
         )
         outcome = engine.decide(0, asked)
         assert isinstance(outcome.result, AdmitResult)

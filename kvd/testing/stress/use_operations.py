@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kvd.engine.stage import StageEngine
+from kvd.testing.packed import int64s
 from kvd.testing.stress.broken import require
-from kvd.testing.stress.judge import Judge, int64s
+from kvd.testing.stress.judge import Judge
 from kvd.testing.stress.told import Told
 from kvd.testing.stress.use_books import UseBooks
 from kvd_proto.operations import (
